@@ -1,0 +1,101 @@
+"""What the reader hands to the trainer: one arrival for each record of a trajectory topic, kept or dropped.
+
+    record -> tombstone? -> headers -> staleness gate -> decode -> sanity -> Arrival
+                                                |           |
+                                             dropped    dead letter
+
+Nothing falls to the floor: a record that cannot be used becomes an arrival with a reason, and its offset is settled like
+every other.
+"""
+
+from dataclasses import dataclass
+
+from ..infra.deadletters import DeadLetters
+from ..infra.log import Position, Record
+from ..schemas import Trajectory, TrajectoryHeaders, WireError, decode_as, parse_headers
+from ..schemas.registry import Schemas
+from .staleness import StalenessGate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrival:
+    """One record of a trajectory topic after admission."""
+
+    position: Position
+    group_id: str
+    """Empty where the record does not tell."""
+    trajectory_id: str
+    group_size: int
+    """Samples in its group; 0 where the record does not tell."""
+    trajectory: Trajectory | None
+    """None when dropped at admission."""
+    reason: str | None
+    """Why it was dropped."""
+    size: int
+    """Bytes of the record's value, for the reader's bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Turns records into arrivals; called by the reader's thread."""
+
+    gate: StalenessGate
+    dead_letters: DeadLetters
+    schemas: Schemas
+    vocabulary: int | None = None
+    """Number of tokens the model knows; a token outside is dead-lettered."""
+    tokenizer: str = ""
+    """Fingerprint that a trajectory must carry; "" accepts any."""
+    max_bytes: int = 64 << 20
+    """Largest value that is decoded."""
+
+    def admit(self, record: Record) -> Arrival:
+        """Never raises for what is in the record; raises `LogError` where the dead letter cannot be written."""
+        if record.value is None:
+            return _dropped(record, "tombstone")
+        try:
+            headers = parse_headers(record.headers)
+            reason = self.gate.judge(headers.lowest_version) if headers.lowest_version is not None else None
+            if reason is not None:
+                return _dropped(record, reason, headers)
+            trajectory = self._decode(record.value)
+        except WireError as error:
+            self.dead_letters.send(record, reason=error.reason, error=str(error))
+            return _dropped(record, error.reason)
+        return self._judge(record, trajectory)
+
+    def _decode(self, value: bytes) -> Trajectory:
+        trajectory = decode_as(
+            Trajectory, value, schemas=self.schemas, max_bytes=self.max_bytes, vocabulary=self.vocabulary
+        )
+        if self.tokenizer and trajectory.tokenizer != self.tokenizer:
+            raise WireError(
+                f"trajectory {trajectory.trajectory_id} was tokenized by {trajectory.tokenizer!r}, the model here uses "
+                f"{self.tokenizer!r}",
+                reason="foreign-tokenizer",
+            )
+        return trajectory
+
+    def _judge(self, record: Record, trajectory: Trajectory) -> Arrival:
+        reason = self.gate.judge_trajectory(trajectory)
+        return Arrival(
+            position=record.position,
+            group_id=trajectory.group_id,
+            trajectory_id=trajectory.trajectory_id,
+            group_size=trajectory.group_size,
+            trajectory=trajectory if reason is None else None,
+            reason=reason,
+            size=len(record.value or b""),
+        )
+
+
+def _dropped(record: Record, reason: str, headers: TrajectoryHeaders | None = None) -> Arrival:
+    return Arrival(
+        position=record.position,
+        group_id=(headers and headers.group_id) or "",
+        trajectory_id=(headers and headers.trajectory_id) or "",
+        group_size=(headers and headers.group_size) or 0,
+        trajectory=None,
+        reason=reason,
+        size=len(record.value or b""),
+    )

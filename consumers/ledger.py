@@ -1,0 +1,74 @@
+"""The ledger: one receipt a step, appended before the step's checkpoint is published.
+
+A receipt counts for a checkpoint only if its (incarnation, version) lies on that checkpoint's lineage. Written first, it
+can be left over from a step whose checkpoint was never published: such a receipt lies on no lineage, and costs nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..infra.log import Log, Writer
+from ..infra.scan import scan
+from ..infra.topics import Names
+from ..schemas import Receipt, decode_as, encode
+
+Step = tuple[str, int]
+"""Names a step over all lives of a run: (incarnation, policy version that it produced)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """A checkpoint and its parents, as the ledger tells them."""
+
+    receipts: tuple[Receipt, ...]
+    """Newest first."""
+    complete: bool
+    """The first receipt of the run was reached."""
+
+
+class Ledger:
+    """Receipts of one run."""
+
+    def __init__(self, log: Log, names: Names, run: str) -> None:
+        self._log, self._topic, self._run = log, names.ledger, run
+        self._writer: Writer | None = None
+
+    def write(self, receipt: Receipt, *, timeout: float = 60.0) -> None:
+        """Append and wait for the log's acknowledgement. Raises `LogError`."""
+        if self._writer is None:
+            self._writer = self._log.writer()
+        self._writer.append(self._topic, encode(receipt), key=self._run.encode()).result(timeout)
+
+    def receipts(self) -> Iterator[Receipt]:
+        """Every receipt of the run now in the log, oldest first."""
+        for record in scan(self._log, self._log.partitions(self._topic)):
+            if record.value is not None and record.key == self._run.encode():
+                yield decode_as(Receipt, record.value)
+
+    def last_version(self, *, look_back: int = 100) -> int:
+        """The highest version among the newest receipts; 0 without any. Published or not, it is never used again."""
+        bounds = self._log.bounds(self._log.partitions(self._topic))
+        start = {p: max(first, end - look_back) for p, (first, end) in bounds.items()}
+        found = (
+            decode_as(Receipt, r.value).version
+            for r in scan(self._log, start)
+            if r.value is not None and r.key == self._run.encode()
+        )
+        return max(found, default=0)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def lineage(receipts: Mapping[Step, Receipt], tip: Step) -> Lineage:
+    """Follow the parents from one step to the first of the run."""
+    found: list[Receipt] = []
+    step: Step | None = tip
+    while step is not None and step in receipts:
+        receipt = receipts[step]
+        found.append(receipt)
+        step = (receipt.parent_incarnation, receipt.parent) if receipt.parent else None
+    return Lineage(receipts=tuple(found), complete=step is None)
+

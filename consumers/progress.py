@@ -1,0 +1,54 @@
+"""Which offsets are settled, partition by partition: shared by the reader (where to start, what to skip, what to commit)
+and the trainer (what a step used). The snapshot of it inside the checkpoint is the truth about progress.
+"""
+
+import threading
+from collections.abc import Iterable
+
+from ..infra.cursors import Cursors, CursorTracker
+from ..infra.log import Partition, Position
+
+
+class Progress:
+    """Thread-safe cursors of every partition met so far."""
+
+    def __init__(self, cursors: Cursors | None = None) -> None:
+        self._lock = threading.Lock()
+        self._trackers: dict[Partition, CursorTracker] = {}
+        for partition, cursor in (cursors or Cursors({})).items():
+            self._trackers[partition] = CursorTracker(cursor)
+
+    def start(self, partition: Partition, earliest: int) -> int:
+        """Where reading this partition begins: its low-water mark, or `earliest` if it was never met before."""
+        with self._lock:
+            if partition not in self._trackers:
+                tracker = self._trackers[partition] = CursorTracker()
+                tracker.skip_to(earliest)
+            return self._trackers[partition].low
+
+    def settled(self, position: Position) -> bool:
+        with self._lock:
+            tracker = self._trackers.get(position.partition)
+            return tracker is not None and tracker.used(position.offset)
+
+    def settle(self, positions: Iterable[Position]) -> None:
+        """Mark as trained or dropped. Raises `ValueError` for one that was settled before: nothing trains twice."""
+        with self._lock:
+            for position in positions:
+                if not self._trackers[position.partition].use(position.offset):
+                    raise ValueError(f"{position} was settled before")
+
+    def bridge(self, partition: Partition, start: int, stop: int) -> None:
+        """Mark offsets in [start, stop) that hold no record (compaction, transaction markers) as settled."""
+        with self._lock:
+            for offset in range(start, stop):
+                self._trackers[partition].use(offset)
+
+    def marks(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Low-water marks: the offsets to commit, for lag display."""
+        with self._lock:
+            return {p: self._trackers[p].low for p in partitions if p in self._trackers}
+
+    def snapshot(self) -> Cursors:
+        with self._lock:
+            return Cursors({p: tracker.snapshot() for p, tracker in self._trackers.items()})

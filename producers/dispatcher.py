@@ -1,0 +1,140 @@
+"""The dispatcher: turns environments and seeds into tasks, as fast as slots come free.
+
+    replay tasks + ledger (what was in flight when the last dispatcher ended)
+    loop:  slot free? -> next task of the environment that is due -> rollstream.tasks
+           ledger, policy -> settle, announce -> slots come free
+
+It keeps no state of its own: the log has it all.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..infra.log import Consumer, Log, Partition, Record
+from ..infra.scan import scan
+from ..infra.topics import Names
+from ..schemas import PolicyUpdate, Receipt, Sampling, Task, WireError, decode, encode
+from .slots import Slots
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the tasks of one environment come from."""
+
+    environment: str
+    ratio: float = 1.0
+    """Share of the groups, on any positive scale."""
+    group_size: int = 8
+    first_seed: int = 0
+    last_seed: int = (1 << 31) - 1
+    """Seeds run from first to last, both included, and begin again."""
+    sampling: Sampling = field(default_factory=Sampling)
+    max_turns: int = 0
+    payload: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def task(self, run: str, number: int) -> Task:
+        """The `number`-th task of this source: the same in every life of the dispatcher."""
+        return Task(
+            task_id=f"{run}.{self.environment}.{number:08d}",
+            environment=self.environment,
+            seed=self.first_seed + number % (self.last_seed - self.first_seed + 1),
+            group_size=self.group_size,
+            sampling=self.sampling,
+            max_turns=self.max_turns,
+            payload=self.payload,
+            created_ms=time.time_ns() // 1_000_000,
+        )
+
+
+class Dispatcher:
+    """Dispatches the tasks of one run. One at a time; a second one's tasks are recognised as duplicates."""
+
+    def __init__(
+        self,
+        log: Log,
+        names: Names,
+        run: str,
+        sources: Mapping[str, Source],
+        *,
+        max_staleness: int,
+        groups_per_step: int,
+    ) -> None:
+        self._log, self._names, self._run, self._sources = log, names, run, dict(sources)
+        ratios = {name: source.ratio for name, source in sources.items()}
+        self.slots = Slots(max_staleness=max_staleness, groups_per_step=groups_per_step, ratios=ratios)
+        self._next = dict.fromkeys(sources, 0)
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Ask `run` to end. Thread-safe; fine in a signal handler."""
+        self._stop.set()
+
+    def run(self, *, limit: int | None = None, progress: Callable[[Task], None] | None = None) -> int:
+        """Dispatch until stopped, or until `limit` tasks were appended; returns how many. Raises `LogError`."""
+        self._replay()
+        start = self._feedback()
+        sent = 0
+        with self._log.read(start) as feedback, self._log.writer() as writer:
+            while not self._stop.is_set() and (limit is None or sent < limit):
+                environment = self.slots.pick()
+                if environment is None:
+                    self._listen(feedback, 0.2)
+                    continue
+                task = self._sources[environment].task(self._run, self._next[environment])
+                self._next[environment] += 1
+                self.slots.take(environment, task.task_id)
+                writer.append(self._names.tasks, encode(task), key=task.task_id.encode()).result(60)
+                sent += 1
+                if progress is not None:
+                    progress(task)
+                self._listen(feedback, 0.0)
+        return sent
+
+    def _replay(self) -> None:
+        """Find the tasks of this run already in the log: they hold slots until a receipt names them."""
+        prefix = f"{self._run}."
+        for record in scan(self._log, self._log.partitions(self._names.tasks)):
+            task = _decoded(record)
+            if not isinstance(task, Task) or not task.task_id.startswith(prefix):
+                continue
+            if task.environment in self._next:
+                number = int(task.task_id.rpartition(".")[2])
+                self._next[task.environment] = max(self._next[task.environment], number + 1)
+                self.slots.take(task.environment, task.task_id)
+
+    def _feedback(self) -> dict[Partition, int]:
+        """Apply the ledger and the policy topic up to now; returns where to go on."""
+        partitions = [p for t in (self._names.ledger, self._names.policy) for p in self._log.partitions(t)]
+        bounds = self._log.bounds(partitions)
+        stop = {p: end for p, (_, end) in bounds.items()}
+        for record in scan(self._log, {p: first for p, (first, _) in bounds.items()}, stop=stop):
+            self._apply(record)
+        logger.info("%r after replay; next tasks %s", self.slots, self._next)
+        return stop
+
+    def _listen(self, feedback: Consumer, timeout: float) -> None:
+        for record in feedback.poll(500, timeout):
+            self._apply(record)
+
+    def _apply(self, record: Record) -> None:
+        value = _decoded(record)
+        if isinstance(value, Receipt) and value.run == self._run:
+            self.slots.settle(value.groups, value.version)
+        elif isinstance(value, PolicyUpdate) and value.run == self._run:
+            self.slots.announce(value.version)
+
+
+def _decoded(record: Record) -> object:
+    """The value, or None for what cannot be read: the trainer and the workers report it, here it only holds no slot."""
+    if record.value is None:
+        return None
+    try:
+        return decode(record.value)
+    except WireError as error:
+        logger.warning("%s cannot be read: %s", record.position, error)
+        return None
