@@ -14,6 +14,8 @@ from ..infra.deadletters import DeadLetters
 from ..infra.log import Position, Record
 from ..schemas import Trajectory, TrajectoryHeaders, WireError, decode_as, parse_headers
 from ..schemas.registry import Schemas
+from .batch import exclusion
+from .hyperparameters import Objective
 from .staleness import StalenessGate
 
 
@@ -42,6 +44,7 @@ class Admission:
     gate: StalenessGate
     dead_letters: DeadLetters
     schemas: Schemas
+    objective: Objective = Objective.GRPO
     vocabulary: int | None = None
     """Number of tokens the model knows; a token outside is dead-lettered."""
     tokenizer: str = ""
@@ -77,7 +80,7 @@ class Admission:
         return trajectory
 
     def _judge(self, record: Record, trajectory: Trajectory) -> Arrival:
-        reason = self.gate.judge_trajectory(trajectory)
+        reason = exclusion(trajectory, self.objective) or self.gate.judge_trajectory(trajectory)
         return Arrival(
             position=record.position,
             group_id=trajectory.group_id,

@@ -92,7 +92,7 @@ def audit(log: Log, names: Names, run: str, checkpoints: Checkpoints, *, version
 
 def _progress(log: Log, names: Names, run: str, manifest: Manifest | None) -> tuple[Fates, Cursors]:
     if manifest is None:
-        return Fates(()), Cursors({})
+        return Fates(()), Cursors()
     receipts = {(r.incarnation, r.version): r for r in Ledger(log, names, run).receipts()}
     line = lineage(receipts, (manifest.incarnation, manifest.version))
     if not line.complete:

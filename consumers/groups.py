@@ -10,19 +10,27 @@ Other groups never wait for a slow one.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from ..infra.log import Partition
+from ..infra.log import Partition, Position
 from ..schemas import Trajectory
 from .arrivals import Arrival
 from .seen import Seen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Drop(NamedTuple):
+    """A record that does not train, and why. `trajectory_id` is empty where the record does not tell."""
+
+    position: Position
+    reason: str
+    trajectory_id: str = ""
+
+
+class Member(NamedTuple):
     """A trajectory that may train, and where it lies."""
 
-    arrival: Arrival
+    position: Position
     trajectory: Trajectory
 
 
@@ -31,9 +39,9 @@ class Group:
     """A settled group: what may train, in sample order, and what was dropped."""
 
     group_id: str
-    samples: tuple[Sample, ...]
-    dropped: tuple[Arrival, ...]
-    """Each with its reason."""
+    """Empty for a record that belongs to no waiting group."""
+    members: tuple[Member, ...]
+    dropped: tuple[Drop, ...]
 
 
 @dataclass(slots=True)
@@ -65,7 +73,7 @@ class Assembler:
     def add(self, arrival: Arrival) -> Group | None:
         """Take one arrival; returns a group if it settles one: its own, or a nameless one holding a lone drop."""
         if not arrival.group_id:
-            return _lone(arrival, arrival.reason or "invalid")
+            return _lone(arrival, arrival.reason)
         if self._seen.group(arrival.group_id):
             known = self._seen.trajectory(arrival.trajectory_id)
             return _lone(arrival, "duplicate" if known else "late")
@@ -96,19 +104,18 @@ class Assembler:
 
     def _settle(self, group_id: str) -> Group:
         waiting = self._waiting.pop(group_id)
-        members = waiting.members.values()
-        samples = [Sample(arrival=a, trajectory=a.trajectory) for a in members if a.trajectory is not None]
-        dropped = [a for a in members if a.trajectory is None]
-        if not waiting.complete() and len(samples) < min(self._min_samples, waiting.size or self._min_samples):
-            dropped += [_because(s.arrival, "group-timeout") for s in samples]
-            samples = []
-        samples.sort(key=lambda s: (s.trajectory.sample_index, s.trajectory.trajectory_id))
-        return Group(group_id=group_id, samples=tuple(samples), dropped=tuple(dropped))
+        members = [Member(a.position, a.trajectory) for a in waiting.members.values() if a.trajectory is not None]
+        dropped = [_drop(a, a.reason) for a in waiting.members.values() if a.trajectory is None]
+        if not waiting.complete() and len(members) < min(self._min_samples, waiting.size or self._min_samples):
+            dropped += [Drop(m.position, "group-timeout", m.trajectory.trajectory_id) for m in members]
+            members = []
+        members.sort(key=lambda m: (m.trajectory.sample_index, m.trajectory.trajectory_id))
+        return Group(group_id=group_id, members=tuple(members), dropped=tuple(dropped))
 
 
-def _lone(arrival: Arrival, reason: str) -> Group:
-    return Group(group_id="", samples=(), dropped=(_because(arrival, reason),))
+def _drop(arrival: Arrival, reason: str | None) -> Drop:
+    return Drop(arrival.position, reason or "invalid", arrival.trajectory_id)
 
 
-def _because(arrival: Arrival, reason: str) -> Arrival:
-    return replace(arrival, trajectory=None, reason=reason)
+def _lone(arrival: Arrival, reason: str | None) -> Group:
+    return Group(group_id="", members=(), dropped=(_drop(arrival, reason),))

@@ -4,16 +4,56 @@ A receipt counts for a checkpoint only if its (incarnation, version) lies on tha
 can be left over from a step whose checkpoint was never published: such a receipt lies on no lineage, and costs nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ..infra.log import Log, Writer
+import numpy as np
+
+from ..infra.log import Log, Partition, Position, Writer
 from ..infra.scan import scan
 from ..infra.topics import Names
-from ..schemas import Receipt, decode_as, encode
+from ..schemas import Consumed, Receipt, decode_as, encode
+from ..schemas.records import Offsets
 
 Step = tuple[str, int]
 """Names a step over all lives of a run: (incarnation, policy version that it produced)."""
+
+
+class Settlement:
+    """What one step does with the records that it took."""
+
+    def __init__(self) -> None:
+        self.trained: list[Position] = []
+        self.dropped: dict[str, list[Position]] = {}
+
+    def drop(self, reason: str, positions: Iterable[Position]) -> None:
+        self.dropped.setdefault(reason, []).extend(positions)
+
+    def positions(self) -> list[Position]:
+        return [*self.trained, *(p for positions in self.dropped.values() for p in positions)]
+
+    def consumed(self) -> tuple[Consumed, ...]:
+        """The receipt's columns, by partition."""
+        trained = _by_partition(self.trained)
+        dropped = {reason: _by_partition(positions) for reason, positions in self.dropped.items()}
+        partitions = sorted(trained.keys() | {p for columns in dropped.values() for p in columns})
+        return tuple(
+            Consumed(
+                topic=p.topic,
+                partition=p.number,
+                trained=trained.get(p, np.empty(0, np.int64)),
+                dropped={reason: columns[p] for reason, columns in dropped.items() if p in columns},
+            )
+            for p in partitions
+        )
+
+
+def _by_partition(positions: Iterable[Position]) -> dict[Partition, Offsets]:
+    columns: defaultdict[Partition, list[int]] = defaultdict(list)
+    for partition, offset in positions:
+        columns[partition].append(offset)
+    return {p: np.sort(np.array(offsets, np.int64)) for p, offsets in columns.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ class Progress:
     def __init__(self, cursors: Cursors | None = None) -> None:
         self._lock = threading.Lock()
         self._trackers: dict[Partition, CursorTracker] = {}
-        for partition, cursor in (cursors or Cursors({})).items():
+        for partition, cursor in (cursors or Cursors()).items():
             self._trackers[partition] = CursorTracker(cursor)
 
     def start(self, partition: Partition, earliest: int) -> int:
@@ -41,8 +41,7 @@ class Progress:
     def bridge(self, partition: Partition, start: int, stop: int) -> None:
         """Mark offsets in [start, stop) that hold no record (compaction, transaction markers) as settled."""
         with self._lock:
-            for offset in range(start, stop):
-                self._trackers[partition].use(offset)
+            self._trackers[partition].skip(start, stop)
 
     def marks(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Low-water marks: the offsets to commit, for lag display."""

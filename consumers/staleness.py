@@ -6,7 +6,7 @@ The version being trained is the one that the optimizer step starts from. The pr
 `rollstream.producers.slots`.
 """
 
-from ..schemas import Status, Trajectory
+from ..schemas import Trajectory
 
 
 class StalenessGate:
@@ -29,11 +29,7 @@ class StalenessGate:
         return "stale"
 
     def judge_trajectory(self, trajectory: Trajectory) -> str | None:
-        """None if it may train now, else the reason: failed, aborted, empty, unversioned, stale."""
-        if trajectory.status in {Status.FAILED, Status.ABORTED}:
-            return trajectory.status.value.lower()
-        if not trajectory.trainable_mask().any():
-            return "empty"
+        """The same for a decoded one; "unversioned" where its versions are unknown and a bound is set."""
         if self.max_staleness is None:
             return None
         versions = trajectory.version_range()

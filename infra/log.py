@@ -17,6 +17,9 @@ from ..schemas.errors import RollstreamError
 
 Headers = Mapping[str, bytes]
 
+FRAMING = 97
+"""Bytes of a batch of one record beside key, value and headers: 61 for the batch, at most 36 for the record's lengths."""
+
 
 class LogError(RollstreamError):
     """The log could not do what was asked. `retriable` says whether the same call may work later."""
@@ -27,7 +30,14 @@ class LogError(RollstreamError):
 
 
 class RecordTooLarge(LogError):
-    """The record exceeds what the topic or the client accepts; nothing was written."""
+    """The record exceeds what the topic or the client accepts; nothing was written.
+
+    Judged before compression, so that a record is accepted or not whatever its bytes are like.
+    """
+
+    def __init__(self, message: str, *, size: int = 0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.size, self.limit = size, limit
 
 
 class OffsetExpired(LogError):
@@ -94,6 +104,12 @@ class Topic:
     """Replication factor; -1 takes the cluster's default."""
 
 
+def record_size(key: bytes | None, value: bytes | None, headers: Headers | None = None) -> int:
+    """Bytes that a record takes alone in a batch, at most: what is compared with `max.message.bytes`."""
+    named = sum(len(name.encode()) + len(content) + 10 for name, content in headers.items()) if headers else 0
+    return FRAMING + len(key or b"") + len(value or b"") + named
+
+
 class Writer(Protocol):
     """Appends records. Thread-safe. Closing flushes; an unclosed one warns."""
 
@@ -109,7 +125,8 @@ class Writer(Protocol):
         """Append one record; the future resolves to its position once the log acknowledged it (all in-sync replicas).
 
         Blocks while the buffer is full (back-pressure), drops nothing. The partition is murmur2 of the key unless given.
-        The future fails with `RecordTooLarge`, `UnknownTopic` or another `LogError`.
+        The future fails with `RecordTooLarge`, `UnknownTopic` or another `LogError`; a record cannot be taken back, so
+        it cannot be cancelled. Callbacks of the future must be short: they run where reports are served.
         """
         ...
 
@@ -135,7 +152,7 @@ class Consumer(Protocol):
         """Up to `max_records`, in offset order within a partition; empty when `timeout` (s) passed with none.
 
         Also serves assignment callbacks, so a group member must go on polling. Raises `OffsetExpired` where the position
-        was deleted (never jumps), `LogError` for what cannot be retried inside.
+        was deleted (never jumps; again at each poll until a `seek`), `LogError` for what cannot be retried inside.
         """
         ...
 
@@ -154,11 +171,17 @@ class Consumer(Protocol):
     def resume(self, partitions: Iterable[Partition]) -> None: ...
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Commit the NEXT offset to read for each partition, synchronously. Group members only."""
+        """Commit the NEXT offset to read for each partition, synchronously. Group members only.
+
+        Raises `LogError`, and commits nothing, where a partition is not assigned to this member (any more).
+        """
         ...
 
     def close(self) -> None:
-        """Leave the group and release the client. Thread-safe, idempotent."""
+        """Leave the group and release the client. Thread-safe, idempotent.
+
+        Calls `on_revoke` for what is still assigned, so that what is finished can be committed.
+        """
         ...
 
     def __enter__(self) -> Self: ...
@@ -169,12 +192,14 @@ class Consumer(Protocol):
 
 
 OnAssign = Callable[[frozenset[Partition]], Mapping[Partition, int]]
-"""Called inside poll with partitions just assigned; returns where to start for some or all of them.
+"""Called inside poll with partitions just assigned (and only those: assignment is cooperative, what a member keeps is
+never taken away in between); returns where to start for some or all of them.
 
-A partition left out starts at its committed offset, or at the earliest where there is none."""
+A partition left out starts at its committed offset, or at the earliest where there is none. What the callback raises
+ends the consumer: every later poll raises it."""
 
 OnRevoke = Callable[[frozenset[Partition]], None]
-"""Called inside poll with partitions about to be taken away (or already lost)."""
+"""Called inside poll, or close, with partitions about to be taken away (or already lost: then a commit raises)."""
 
 
 class Log(Protocol):
@@ -191,11 +216,11 @@ class Log(Protocol):
         on_revoke: OnRevoke | None = None,
         instance: str | None = None,
     ) -> Consumer:
-        """Join a consumer group. `instance` gives static membership (`group.instance.id`)."""
+        """Join a consumer group. `instance` gives static membership (`group.instance.id`). Raises `UnknownTopic`."""
         ...
 
     def read(self, start: Mapping[Partition, int]) -> Consumer:
-        """Read exactly these partitions from these offsets, outside of any group."""
+        """Read exactly these partitions from these offsets, outside of any group. Raises `UnknownTopic`."""
         ...
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
@@ -219,6 +244,10 @@ class Log(Protocol):
 
     def describe(self, topic: str) -> Topic:
         """One topic as it is, with the settings that differ from the broker's defaults. Raises `UnknownTopic`."""
+        ...
+
+    def settings(self, topic: str) -> Mapping[str, str]:
+        """The settings in effect, defaults included as far as the log tells them. Raises `UnknownTopic`."""
         ...
 
     def create(self, topic: Topic) -> None:

@@ -12,7 +12,23 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schemas import PolicySpan, Sampling
+from ..schemas.errors import RollstreamError
+from ..schemas.records import PolicySpan, Sampling
+
+
+class EngineError(RollstreamError):
+    """An engine could not do what was asked: a request that makes no sense, weights that do not fit, a failed model."""
+
+
+class PromptTooLong(EngineError):
+    """The prompt leaves no room for a single sampled token."""
+
+    def __init__(self, *, prompt: int, context: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt} tokens, and the engine's context of {context} must hold it and at least one more; "
+            "end the episode earlier, or open the engine with a longer context"
+        )
+        self.prompt, self.context = prompt, context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +44,7 @@ class Completion:
     spans: tuple[PolicySpan, ...]
     """Versions over the k tokens."""
     finish_reason: str
-    """"stop" (an end-of-turn token was sampled), "length" or "abort"."""
+    """"stop" (an end-of-turn token was sampled), "length" (`max_tokens` or the context ended it) or "abort"."""
 
 
 class Engine(Protocol):
@@ -52,7 +68,8 @@ class Engine(Protocol):
     async def generate(self, prompt: Sequence[int] | NDArray[np.int32], sampling: Sampling) -> Completion:
         """Sample one completion. Cancelling the call frees its place in the batch.
 
-        Raises `EngineError` where the prompt does not fit or the engine failed.
+        Raises `PromptTooLong` where the prompt does not fit, `EngineError` where the request makes no sense or the
+        engine failed.
         """
         ...
 

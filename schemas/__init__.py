@@ -1,0 +1,76 @@
+"""The wire: record types, codec, schemas, headers. Knows nothing else of rollstream and imports nothing heavy.
+
+encode(record) -> bytes               decode(data) -> record           framed Avro, validated in both directions
+trajectory_headers(trajectory)        parse_headers(headers)           what a reader judges before it decodes
+Schemas(lookup)                       record_schemas()                 which schema stands behind an id
+full_problems(first, second)                                           whether two schemas may live on one log
+"""
+
+from .codec import MAX_BYTES, decode, decode_as, encode
+from .compatibility import full_problems, reader_problems
+from .errors import InvalidRecord, MalformedBytes, MissingExtra, RollstreamError, UnknownSchema, WireError
+from .headers import TrajectoryHeaders, parse_headers, trajectory_headers
+from .records import (
+    Command,
+    Consumed,
+    Control,
+    Floats,
+    Mask,
+    Offsets,
+    PolicySpan,
+    PolicyUpdate,
+    Receipt,
+    Role,
+    Sampling,
+    Status,
+    Task,
+    Tokens,
+    Trajectory,
+    Turn,
+    WireRecord,
+    trajectory_id,
+)
+from .registry import Lookup, Schemas, Shipped, record_schemas, schema_id
+from .validate import validate
+
+__all__ = [
+    "MAX_BYTES",
+    "Command",
+    "Consumed",
+    "Control",
+    "Floats",
+    "InvalidRecord",
+    "Lookup",
+    "MalformedBytes",
+    "Mask",
+    "MissingExtra",
+    "Offsets",
+    "PolicySpan",
+    "PolicyUpdate",
+    "Receipt",
+    "Role",
+    "RollstreamError",
+    "Sampling",
+    "Schemas",
+    "Shipped",
+    "Status",
+    "Task",
+    "Tokens",
+    "Trajectory",
+    "TrajectoryHeaders",
+    "Turn",
+    "UnknownSchema",
+    "WireError",
+    "WireRecord",
+    "decode",
+    "decode_as",
+    "encode",
+    "full_problems",
+    "parse_headers",
+    "reader_problems",
+    "record_schemas",
+    "schema_id",
+    "trajectory_headers",
+    "trajectory_id",
+    "validate",
+]

@@ -1,19 +1,19 @@
 """The root of rollstream's error tree; each floor adds its own below it.
 
-    RollstreamError
-    +-- WireError                        schemas/errors.py: a value that must not be written, or bytes that must not be read
-    |   +-- InvalidRecord                a value breaks a rule of its record (lengths, ranges, NaN)
-    |   +-- MalformedBytes               framing or body cannot be decoded
-    |   +-- UnknownSchema                the schema id cannot be resolved
-    +-- ConfigError                      infra/config.py: names file and key
-    +-- LogError                         infra/log.py (retriable or not)
-    |   +-- RecordTooLarge, OffsetExpired, UnknownTopic
-    +-- StoreError                       infra/store.py (retriable or not)
-    |   +-- NotFound, Lost (a conditional write that another won)
-    +-- CheckpointError                  infra/checkpoints.py
-    |   +-- DigestMismatch, Fenced
-    +-- StackError                       infra/stack/: the local stack
-    +-- MissingExtra                     a package of an extra is not installed; names the command that installs it
+RollstreamError
++-- WireError                        schemas/errors.py: a value that must not be written, or bytes that must not be read
+|   +-- InvalidRecord                a value breaks a rule of its record (lengths, ranges, NaN)
+|   +-- MalformedBytes               framing or body cannot be decoded
+|   +-- UnknownSchema                the schema id cannot be resolved
++-- ConfigError                      infra/config.py: names file and key
++-- LogError                         infra/log.py (retriable or not)
+|   +-- RecordTooLarge, OffsetExpired, UnknownTopic
++-- StoreError                       infra/store.py (retriable or not)
+|   +-- NotFound, Lost (a conditional write that another won)
++-- CheckpointError                  infra/checkpoints.py
+|   +-- DigestMismatch, Fenced
++-- StackError                       infra/stack/: the local stack
++-- MissingExtra                     a package of an extra is not installed; names the command that installs it
 """
 
 

@@ -49,7 +49,9 @@ class PolicySpan:
     """`count` consecutive sampled tokens that one policy version produced."""
 
     version: int
+    """>= 1."""
     count: int
+    """>= 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,3 +268,7 @@ class Control:
     """Group id for CANCEL; an environment, or "" for all, for PAUSE and RESUME."""
     reason: str = ""
     issued_ms: int = 0
+
+
+WireRecord = Task | Trajectory | PolicyUpdate | Receipt | Control
+"""Whatever crosses the log."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from .endpoints import StackError
 from .ports import is_free, pick_ports
 
+FILE = "plan.json"
 STORE_PORTS = ("s3", "s3-grpc", "master", "master-grpc", "volume", "volume-grpc", "filer", "filer-grpc")
 
 
@@ -54,13 +55,20 @@ def new_plan() -> Plan:
     )
 
 
+def load_plan(directory: Path) -> Plan | None:
+    """The folder's plan; None where none was made yet."""
+    try:
+        return Plan(**json.loads((directory / FILE).read_text()))
+    except FileNotFoundError:
+        return None
+
+
 def settle_plan(directory: Path, *, kafka_brokers: int) -> Plan:
     """Read the folder's plan or make one, and give it free ports, the old ones where they are still free.
 
     `kafka_brokers` is 0 for Tansu. Raises `StackError` where it differs from the Kafka that the folder already holds.
     """
-    path = directory / "plan.json"
-    plan = Plan(**json.loads(path.read_text())) if path.exists() else new_plan()
+    plan = load_plan(directory) or new_plan()
     if kafka_brokers and plan.kafka_brokers not in (0, kafka_brokers):
         raise StackError(
             f"{directory} holds the data of a Kafka with {plan.kafka_brokers} broker(s), found {kafka_brokers} asked for: "
@@ -71,7 +79,7 @@ def settle_plan(directory: Path, *, kafka_brokers: int) -> Plan:
         ports=_settle_ports(plan.ports, _port_names(kafka_brokers or 1)),
         kafka_brokers=kafka_brokers or plan.kafka_brokers,
     )
-    write_private(path, json.dumps(asdict(plan), indent=2))
+    write_private(directory / FILE, json.dumps(asdict(plan), indent=2))
     return plan
 
 

@@ -34,6 +34,8 @@ def store_component(directory: Path, plan: Plan) -> Component:
         log=directory / "logs" / f"{STORE}.log",
         command=(find_weed(), "-logtostderr=true", "server", *_options(home, plan)),
         answers=lambda: store_answers(plan),
+        # Within milliseconds its volumes are closed; then it waits 15 s for streams between its own parts.
+        grace=2.0,
     )
 
 
@@ -83,6 +85,9 @@ def _options(home: Path, plan: Plan) -> list[str]:
         f"-master.port={ports['master']}",
         f"-master.port.grpc={ports['master-grpc']}",
         "-master.telemetry=false",
+        # It has no peers to wait for; with the default a restart takes 10 s more.
+        "-master.electionTimeout=500ms",
+        "-master.heartbeatInterval=100ms",
         f"-volume.port={ports['volume']}",
         f"-volume.port.grpc={ports['volume-grpc']}",
         "-volume.max=50",

@@ -1,0 +1,71 @@
+"""What a command works with: the configuration, and the log, store and checkpoints that it names, opened on first use."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..infra.config import Config
+from ..infra.topics import Names
+
+if TYPE_CHECKING:
+    from ..infra.checkpoints import Checkpoints
+    from ..infra.log import Log, Topic
+    from ..infra.store import ObjectStore
+
+
+@dataclass(frozen=True)
+class Context:
+    """Opened parts are cached; `close` ends them."""
+
+    config: Config
+
+    @classmethod
+    def load(cls, path: Path | None, overrides: Sequence[str]) -> "Context":
+        """Raises `ConfigError`, which names file and key."""
+        return cls(Config.load(path, overrides=tuple(overrides)))
+
+    @property
+    def run(self) -> str:
+        return self.config.run.name
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(self.config.run.namespace)
+
+    @cached_property
+    def log(self) -> "Log":
+        from ..infra.kafka import KafkaLog
+
+        return KafkaLog.from_config(self.config.kafka)
+
+    @cached_property
+    def store(self) -> "ObjectStore":
+        from ..infra.s3 import S3Store
+
+        return S3Store.from_config(self.config.store)
+
+    @cached_property
+    def checkpoints(self) -> "Checkpoints":
+        from ..infra.checkpoints import Checkpoints
+
+        return Checkpoints(self.store, self.run)
+
+    def topics(self) -> "tuple[Topic, ...]":
+        """The topics that this configuration declares."""
+        from ..infra.topics import declared
+
+        partitions = {name: e.partitions for name, e in self.config.environments.items()}
+        return declared(self.config.run.namespace, partitions)
+
+    def close(self) -> None:
+        if "log" in self.__dict__:
+            self.log.close()
+
+
+def print_json(value: Mapping[str, object] | Sequence[object]) -> None:
+    """One JSON document on standard output, for scripts."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

@@ -1,0 +1,293 @@
+"""The learner: a model, its optimizer, and one deterministic optimisation step over samples.
+
+    samples --ordered--> minibatches (shuffled by the learner's own generator)
+                           |  before the first update: proximal log-probabilities of every minibatch but the first
+                           v
+       for each minibatch: micro-batches --forward, loss / step's total, backward--> clip --> AdamW
+
+The same samples on the same state give the same loss and the same weights, bit for bit on one machine, in whatever
+order the samples came. A learner saved and loaded goes on as if nothing had happened.
+"""
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import losses
+from .batch import Batch, Sample, collate, exclusion, loss_mask, microbatches, minibatches, ordered
+from .forward import Scores, score_tokens
+from .hyperparameters import LearnerSettings, Objective
+
+__all__ = ["Learner", "LearnerSettings", "StepResult"]
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step did."""
+
+    updated: bool
+    """The weights changed."""
+    skipped: str | None
+    """Why they did not: "empty", "uninformative" or "nonfinite"."""
+    loss: float
+    """Of the first pass over the whole batch; 0 where the step was skipped before it."""
+    samples: int
+    """Samples with at least one token in the loss."""
+    tokens: int
+    """Tokens in the loss."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """See docs/algorithms.md."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """A micro-batch and what does not change while the step optimises it."""
+
+    batch: Batch
+    proximal: Tensor | None = None
+    """[b, t]; None until the first pass over the first minibatch, whose own log-probabilities it is."""
+    reference: Tensor | None = None
+
+
+class Learner:
+    """Owns model, optimizer and randomness. Not thread-safe.
+
+    The model is kept in evaluation mode: with dropout, recomputed log-probabilities would not be the sampler's.
+    """
+
+    def __init__(self, model: nn.Module, settings: LearnerSettings, *, reference: nn.Module | None = None) -> None:
+        """`model`: a causal language model (`forward.score_tokens`), trained in place, in float32, on its own device.
+
+        `reference`: the model that `settings.kl` holds it near. Raises `ValueError` for one without the other.
+        """
+        if (settings.kl > 0) != (reference is not None):
+            raise ValueError(f"a reference model belongs to a kl coefficient > 0, and the reverse; kl is {settings.kl}")
+        self.model, self.settings = model.eval(), settings
+        self.steps = self.updates = 0
+        self._reference = None if reference is None else reference.eval()
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer: torch.optim.Optimizer = _adamw(self._parameters, settings)
+        self._generator = torch.Generator().manual_seed(settings.seed)
+
+    @property
+    def device(self) -> torch.device:
+        return self._parameters[0].device
+
+    def step(self, samples: Sequence[Sample], *, offered: int | None = None) -> StepResult:
+        """Optimise over these samples: `minibatches` x `epochs` updates, or none where too few of them inform.
+
+        Samples without a token in the loss are passed over. `offered` counts the samples that the step was offered,
+        those that the caller dropped as uninformative included; without it, `samples` are all.
+        Raises `ValueError` for a sample that the objective cannot train on.
+        """
+        kept = ordered(s for s in samples if loss_mask(s.trajectory).any())
+        _check(kept, self.settings.objective)
+        share = self._informative(kept) / max(offered or len(samples), 1)
+        tokens = sum(int(loss_mask(s.trajectory).sum()) for s in kept)
+        skipped = "empty" if not kept else "uninformative" if share < self.settings.min_informative else None
+        if skipped is not None:
+            metrics = {"informative": share}
+            return StepResult(
+                updated=False, skipped=skipped, loss=0.0, samples=len(kept), tokens=tokens, metrics=metrics
+            )
+        metrics, updates = self._optimise(self._plan(kept))
+        self.steps += 1
+        return StepResult(
+            updated=updates > 0,
+            skipped=None if updates else "nonfinite",
+            loss=metrics["loss"],
+            samples=len(kept),
+            tokens=tokens,
+            metrics={**metrics, "informative": share},
+        )
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Log-probabilities [b, t] of the tokens in the loss under the present weights, after temperature; else 0."""
+        return self._score(self.model, batch.to(self.device)).logprobs
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on; tensors are shared with the learner, not copied."""
+        return {
+            "format": FORMAT,
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "generator": self._generator.get_state(),
+            "steps": self.steps,
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from this state, under the settings given to this learner. Raises `ValueError` for a foreign state."""
+        if state.get("format") != FORMAT:
+            raise ValueError(f"learner state: expected format {FORMAT}, found {state.get('format')!r}")
+        self.model.load_state_dict(state["model"])
+        fresh = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        self._optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self._optimizer.param_groups, fresh, strict=True):
+            group.update(settings)
+        self._generator.set_state(state["generator"].cpu())
+        self.steps, self.updates = int(state["steps"]), int(state["updates"])
+
+    def save(self, path: Path) -> None:
+        """Write the state to one file, which `load` reads without unpickling code."""
+        torch.save(self.state_dict(), path)
+
+    def load(self, path: Path) -> None:
+        """Go on from a saved state. Raises `ValueError` for a foreign one."""
+        self.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+
+    def _informative(self, samples: Sequence[Sample]) -> int:
+        if self.settings.objective is Objective.CLONE:
+            return len(samples)
+        return sum(s.advantage != 0 for s in samples)
+
+    def _plan(self, samples: Sequence[Sample]) -> list[list[_Part]]:
+        """Minibatches of micro-batches, with all that must be computed before the first update."""
+        settings = self.settings
+        plan = [
+            [_Part(batch=collate(part).to(self.device)) for part in microbatches(chosen, settings.micro_batch_tokens)]
+            for chosen in minibatches(samples, settings.minibatches, self._generator)
+        ]
+        if settings.objective is Objective.GRPO:
+            for part in (part for parts in plan[1:] for part in parts):
+                part.proximal = self.logprobs(part.batch)
+        if self._reference is not None:
+            with torch.no_grad():
+                for part in (part for parts in plan for part in parts):
+                    part.reference = self._score(self._reference, part.batch).logprobs
+        return plan
+
+    def _optimise(self, plan: list[list[_Part]]) -> tuple[dict[str, float], int]:
+        how = self.settings.aggregation
+        total = sum(losses.denominator(part.batch.mask, how) for parts in plan for part in parts) / len(plan)
+        before, norms, tally = self.updates, list[float](), _Tally()
+        for epoch in range(self.settings.epochs):
+            for parts in plan:
+                for part in parts:
+                    loss = self._loss(part, total, tally)
+                    torch.autograd.backward(loss)
+                    if epoch == 0:
+                        tally.add(loss=loss.detach() / len(plan))
+                norms.append(self._update())
+        finite = [norm for norm in norms if math.isfinite(norm)]
+        metrics = tally.means()
+        metrics["grad_norm"] = sum(finite) / max(len(finite), 1)
+        metrics["nonfinite"] = float(len(norms) - len(finite))
+        metrics["lr"] = self._rate()
+        return metrics, self.updates - before
+
+    def _loss(self, part: _Part, total: float, tally: "_Tally") -> Tensor:
+        """This micro-batch's share of its minibatch's loss."""
+        settings, batch = self.settings, part.batch
+        scores = self._score(self.model, batch)
+        if settings.objective is Objective.CLONE:
+            values = losses.cross_entropy(scores.logprobs, batch.mask)
+        else:
+            part.proximal = scores.logprobs.detach() if part.proximal is None else part.proximal
+            values = losses.policy_loss(
+                scores.logprobs,
+                part.proximal,
+                batch.behaviour,
+                batch.advantages,
+                batch.mask,
+                clip_low=settings.clip_low,
+                clip_high=settings.clip_high,
+                importance_cap=settings.importance_cap,
+            )
+            tally.tokens(batch.mask, **self._ratios(scores.logprobs.detach(), part.proximal, batch))
+        if part.reference is not None:
+            penalty = losses.kl_penalty(scores.logprobs, part.reference, batch.mask)
+            tally.tokens(batch.mask, kl=penalty.detach())
+            values = values + settings.kl * penalty
+        if settings.entropy:
+            values = values - settings.entropy * scores.entropy
+        tally.tokens(batch.mask, entropy=scores.entropy.detach())
+        return losses.aggregate(values, batch.mask, settings.aggregation, total=total)
+
+    def _ratios(self, logprobs: Tensor, proximal: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Metrics [b, t] of the two ratios."""
+        low, high, cap = 1 - self.settings.clip_low, 1 + self.settings.clip_high, self.settings.importance_cap
+        ratio = losses.log_ratio(logprobs, proximal, batch.mask).exp()
+        shift = losses.log_ratio(proximal, batch.behaviour, batch.mask)
+        return {
+            "clipped": ((ratio < low) | (ratio > high)).float(),
+            "truncated": (shift.exp() > cap).float(),
+            "importance": shift.exp().clamp(max=cap),
+            "behaviour_gap": shift.abs(),
+            "behaviour_kl": -shift,
+        }
+
+    def _update(self) -> float:
+        """Clip and apply the gradient that has gathered; returns its norm. A gradient that is not finite is dropped."""
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip))
+        if math.isfinite(norm):
+            self.updates += 1
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._rate()
+            self._optimizer.step()
+        else:
+            logger.warning("update %d dropped: the gradient's norm is %s", self.updates + 1, norm)
+        self._optimizer.zero_grad()
+        return norm
+
+    def _rate(self) -> float:
+        return self.settings.lr * min(1.0, self.updates / max(self.settings.warmup, 1))
+
+    def _score(self, model: nn.Module, batch: Batch) -> Scores:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
+            return score_tokens(model, batch, entropy_gradient=self.settings.entropy > 0)
+
+
+class _Tally:
+    """Sums that stay on the device until the step is over."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, list[Tensor]] = defaultdict(list)
+        self._counts: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+    def add(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self._sums[name].append(value.double())
+
+    def tokens(self, mask: Tensor, **values: Tensor) -> None:
+        """Values [b, t], to be averaged over the tokens of this mask."""
+        for name, value in values.items():
+            self._sums[name].append(value[mask].double().sum())
+            self._counts[name].append(mask.sum())
+
+    def means(self) -> dict[str, float]:
+        sums = {name: torch.stack(parts).sum() for name, parts in self._sums.items()}
+        counts = {name: torch.stack(parts).sum() for name, parts in self._counts.items()}
+        return {name: float(value / counts.get(name, 1)) for name, value in sums.items()}
+
+
+def _adamw(parameters: Iterable[nn.Parameter], settings: LearnerSettings) -> torch.optim.AdamW:
+    kept = list(parameters)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in kept if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in kept if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+
+
+def _check(samples: Iterable[Sample], objective: Objective) -> None:
+    for sample in samples:
+        reason = exclusion(sample.trajectory, objective)
+        if reason is not None:
+            raise ValueError(
+                f"trajectory {sample.trajectory.trajectory_id} is {reason} and cannot train with objective "
+                f"{objective.value}; batch.score_group leaves such ones out"
+            )

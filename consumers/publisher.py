@@ -1,0 +1,149 @@
+"""The trainer's side of the checkpoints: where a run goes on, and how a step becomes visible.
+
+    step -> receipt to the ledger -> objects -> manifest -> pointer -> announcement on rollstream.policy
+            (write-ahead: it counts only once the manifest with its incarnation and version is there)
+
+Policy versions are never used again: the next one lies above every manifest and every receipt there ever was.
+"""
+
+import logging
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..infra.checkpoints import Checkpoints, Manifest, manifest_digest
+from ..infra.cursors import Cursors
+from ..infra.log import Log
+from ..infra.topics import Names
+from ..infra.weights import save_weights
+from ..schemas import PolicyUpdate, Receipt, encode
+from .learner import Learner
+from .ledger import Ledger
+from .seen import Seen
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = "weights/"
+STATE = "trainer/learner.pt"
+SEEN = "trainer/seen.npy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where on the lineage a run stands."""
+
+    version: int
+    incarnation: str
+    step: int
+
+
+NOWHERE = Place(version=0, incarnation="", step=0)
+
+
+class Publisher:
+    """Publishes one incarnation's steps. Raises `Fenced` from the first publish after another trainer took the run."""
+
+    def __init__(
+        self,
+        log: Log,
+        names: Names,
+        run: str,
+        checkpoints: Checkpoints,
+        *,
+        static: Mapping[str, Path],
+        fingerprint: str,
+    ) -> None:
+        """`static`: files that go into every checkpoint beside the weights (config, tokenizer). `fingerprint`: of the
+        tokenizer."""
+        self.incarnation = uuid.uuid4().hex[:12]
+        self._names, self._run, self._checkpoints = names, run, checkpoints
+        self._static, self._fingerprint = static, fingerprint
+        self._ledger = Ledger(log, names, run)
+        self._writer = log.writer()
+        self._next = 0
+
+    def claim(self) -> None:
+        """Prove the store, take the run over from an older trainer, and find the next version. Raises `StoreError`."""
+        self._checkpoints.probe()
+        self._checkpoints.claim(self.incarnation)
+        self._next = max(self._checkpoints.next_version(), self._ledger.last_version() + 1)
+
+    def publish(
+        self,
+        receipt: Receipt,
+        learner: Learner,
+        *,
+        cursors: Cursors,
+        seen: Seen,
+        with_state: bool,
+    ) -> Receipt:
+        """Make a step visible. `receipt` comes without run, version and incarnation.
+
+        Raises `Fenced`, `StoreError`, `LogError`; then the step is on no lineage.
+        """
+        receipt = replace(
+            receipt,
+            run=self._run,
+            incarnation=self.incarnation,
+            version=self._next,
+            written_ms=time.time_ns() // 1_000_000,
+        )
+        self._ledger.write(receipt)
+        with tempfile.TemporaryDirectory(prefix="rollstream-publish-") as folder:
+            manifest = self._checkpoints.publish(
+                receipt.version,
+                _files(Path(folder), learner, self._static, seen if with_state else None),
+                parent=receipt.parent or None,
+                incarnation=self.incarnation,
+                step=receipt.step,
+                cursors=cursors,
+                tokenizer=self._fingerprint,
+                metadata={"objective": learner.settings.objective.value},
+            )
+        self._next += 1
+        self._announce(manifest)
+        return receipt
+
+    def announce(self, manifest: Manifest) -> None:
+        """Tell the workers about a policy that is published already: at start, in case the last trainer did not."""
+        self._announce(manifest)
+
+    def _announce(self, manifest: Manifest) -> None:
+        update = PolicyUpdate(
+            run=self._run,
+            version=manifest.version,
+            incarnation=manifest.incarnation,
+            step=manifest.step,
+            manifest=self._checkpoints.manifest_key(manifest.version),
+            digest=manifest_digest(manifest),
+            published_ms=time.time_ns() // 1_000_000,
+        )
+        self._writer.append(self._names.policy, encode(update), key=self._run.encode()).result(60)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._ledger.close()
+
+
+def resumable(checkpoints: Checkpoints) -> Manifest | None:
+    """The newest checkpoint on the lineage of the latest one that holds the trainer's state; None for a new run."""
+    latest = checkpoints.latest()
+    manifest = latest
+    while manifest is not None and STATE not in manifest.files:
+        manifest = checkpoints.manifest(manifest.parent) if manifest.parent else None
+    return manifest or latest
+
+
+def _files(folder: Path, learner: Learner, static: Mapping[str, Path], seen: Seen | None) -> dict[str, Path | bytes]:
+    weights = folder / "weights"
+    save_weights(learner.model, weights)
+    files: dict[str, Path | bytes] = {WEIGHTS + name: path for name, path in static.items()}
+    files |= {WEIGHTS + path.name: path for path in weights.iterdir()}
+    if seen is not None:
+        state = folder / "learner.pt"
+        learner.save(state)
+        files |= {STATE: state, SEEN: seen.to_bytes()}
+    return files
