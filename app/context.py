@@ -2,14 +2,18 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from ..infra.config import Config
 from ..infra.topics import Names
+from . import wiring
 
 if TYPE_CHECKING:
     from ..infra.checkpoints import Checkpoints
@@ -17,16 +21,30 @@ if TYPE_CHECKING:
     from ..infra.store import ObjectStore
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was given before the command."""
+
+    config: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@contextmanager
+def opened(context: typer.Context) -> "Generator[Context]":
+    """The context of a command; its log is closed at the end. Raises `ConfigError`, which names file and key."""
+    options: Options = context.obj
+    ready = Context(Config.load(options.config, overrides=options.overrides))
+    try:
+        yield ready
+    finally:
+        ready.close()
+
+
 @dataclass(frozen=True)
 class Context:
     """Opened parts are cached; `close` ends them."""
 
     config: Config
-
-    @classmethod
-    def load(cls, path: Path | None, overrides: Sequence[str]) -> "Context":
-        """Raises `ConfigError`, which names file and key."""
-        return cls(Config.load(path, overrides=tuple(overrides)))
 
     @property
     def run(self) -> str:
@@ -38,9 +56,7 @@ class Context:
 
     @cached_property
     def log(self) -> "Log":
-        from ..infra.kafka import KafkaLog
-
-        return KafkaLog.from_config(self.config.kafka)
+        return wiring.open_log(self.config)
 
     @cached_property
     def store(self) -> "ObjectStore":

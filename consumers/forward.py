@@ -46,10 +46,18 @@ def score_tokens(model: nn.Module, batch: Batch, *, entropy_gradient: bool = Fal
 def selected_logits(model: nn.Module, batch: Batch, needed: Tensor) -> Tensor:
     """Logits [k, vocabulary] in float32 at the k positions of `needed` [b, t - 1] bool."""
     index = nn.functional.pad(needed, (0, 1)).flatten().nonzero().squeeze(-1)
-    with _narrowed(_output_layer(model), index):
+    with _narrowed(_part(model, "get_output_embeddings"), index):
         output = model(input_ids=batch.tokens, attention_mask=batch.attention, use_cache=False)
     logits: Tensor = output.logits
     return logits.squeeze(0).float()
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """Number of tokens that the model can be given."""
+    weight: object = getattr(_part(model, "get_input_embeddings"), "weight", None)
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{type(model).__name__}: an embedding with one row a token is expected")
+    return len(weight)
 
 
 @contextmanager
@@ -67,14 +75,13 @@ def _narrowed(layer: nn.Module, index: Tensor) -> Generator[None]:
         handle.remove()
 
 
-def _output_layer(model: nn.Module) -> nn.Module:
-    layer: object = getattr(model, "get_output_embeddings", lambda: None)()
-    if not isinstance(layer, nn.Module):
+def _part(model: nn.Module, getter: str) -> nn.Module:
+    part: object = getattr(model, getter, lambda: None)()
+    if not isinstance(part, nn.Module):
         raise TypeError(
-            f"{type(model).__name__} has no output layer: a causal language model with get_output_embeddings() is "
-            f"expected, as AutoModelForCausalLM gives"
+            f"{type(model).__name__}: a causal language model with {getter}() is expected, as AutoModelForCausalLM gives"
         )
-    return layer
+    return part
 
 
 def _scatter(values: Tensor, mask: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class LearnerSettings:
     entropy: float = 0.0
     """Coefficient of the entropy bonus."""
     kl: float = 0.0
-    """Coefficient of the penalty for leaving the reference model; more than 0 needs one."""
+    """Coefficient of the penalty for leaving the weights that the learner began with; above 0 it keeps a copy."""
     minibatches: int = 1
     """Optimizer updates in one pass over the samples."""
     epochs: int = 1
@@ -74,6 +74,11 @@ class LearnerSettings:
     """Multiply matrices in bfloat16 (autocast); weights, optimizer and losses stay float32."""
     seed: int = 0
     """Of the shuffle into minibatches."""
+
+    @property
+    def reinforces(self) -> bool:
+        """Samples are weighed by their advantage; one without any teaches nothing."""
+        return self.objective is Objective.GRPO
 
     def __post_init__(self) -> None:
         for name, least in {"warmup": 0, "minibatches": 1, "epochs": 1, "micro_batch_tokens": 1}.items():

@@ -9,6 +9,7 @@ The same samples on the same state give the same loss and the same weights, bit 
 order the samples came. A learner saved and loaded goes on as if nothing had happened.
 """
 
+import copy
 import logging
 import math
 from collections import defaultdict
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from . import losses
 from .batch import Batch, Sample, collate, exclusion, loss_mask, microbatches, minibatches, ordered
-from .forward import Scores, score_tokens
+from .forward import Scores, score_tokens, vocabulary_size
 from .hyperparameters import LearnerSettings, Objective
 
 __all__ = ["Learner", "LearnerSettings", "StepResult"]
@@ -58,6 +59,7 @@ class _Part:
     proximal: Tensor | None = None
     """[b, t]; None until the first pass over the first minibatch, whose own log-probabilities it is."""
     reference: Tensor | None = None
+    """[b, t]; None without a penalty for leaving the reference."""
 
 
 class Learner:
@@ -66,16 +68,11 @@ class Learner:
     The model is kept in evaluation mode: with dropout, recomputed log-probabilities would not be the sampler's.
     """
 
-    def __init__(self, model: nn.Module, settings: LearnerSettings, *, reference: nn.Module | None = None) -> None:
-        """`model`: a causal language model (`forward.score_tokens`), trained in place, in float32, on its own device.
-
-        `reference`: the model that `settings.kl` holds it near. Raises `ValueError` for one without the other.
-        """
-        if (settings.kl > 0) != (reference is not None):
-            raise ValueError(f"a reference model belongs to a kl coefficient > 0, and the reverse; kl is {settings.kl}")
+    def __init__(self, model: nn.Module, settings: LearnerSettings) -> None:
+        """`model`: a causal language model (`forward.score_tokens`), trained in place, in float32, on its device."""
         self.model, self.settings = model.eval(), settings
         self.steps = self.updates = 0
-        self._reference = None if reference is None else reference.eval()
+        self._reference = copy.deepcopy(self.model) if settings.kl else None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer: torch.optim.Optimizer = _adamw(self._parameters, settings)
         self._generator = torch.Generator().manual_seed(settings.seed)
@@ -83,6 +80,11 @@ class Learner:
     @property
     def device(self) -> torch.device:
         return self._parameters[0].device
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model knows."""
+        return vocabulary_size(self.model)
 
     def step(self, samples: Sequence[Sample], *, offered: int | None = None) -> StepResult:
         """Optimise over these samples: `minibatches` x `epochs` updates, or none where too few of them inform.
@@ -122,6 +124,7 @@ class Learner:
         return {
             "format": FORMAT,
             "model": self.model.state_dict(),
+            "reference": None if self._reference is None else self._reference.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "generator": self._generator.get_state(),
             "steps": self.steps,
@@ -132,9 +135,14 @@ class Learner:
         """Go on from this state, under the settings given to this learner. Raises `ValueError` for a foreign state."""
         if state.get("format") != FORMAT:
             raise ValueError(f"learner state: expected format {FORMAT}, found {state.get('format')!r}")
-        self.model.load_state_dict(state["model"])
         fresh = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
-        self._optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.model.load_state_dict(state["model"])
+            if self._reference is not None and state["reference"] is not None:
+                self._reference.load_state_dict(state["reference"])
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"learner state: it belongs to another model: {error}") from error
         for group, settings in zip(self._optimizer.param_groups, fresh, strict=True):
             group.update(settings)
         self._generator.set_state(state["generator"].cpu())
@@ -149,9 +157,7 @@ class Learner:
         self.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
 
     def _informative(self, samples: Sequence[Sample]) -> int:
-        if self.settings.objective is Objective.CLONE:
-            return len(samples)
-        return sum(s.advantage != 0 for s in samples)
+        return sum(s.advantage != 0 for s in samples) if self.settings.reinforces else len(samples)
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[_Part]]:
         """Minibatches of micro-batches, with all that must be computed before the first update."""
@@ -160,7 +166,7 @@ class Learner:
             [_Part(batch=collate(part).to(self.device)) for part in microbatches(chosen, settings.micro_batch_tokens)]
             for chosen in minibatches(samples, settings.minibatches, self._generator)
         ]
-        if settings.objective is Objective.GRPO:
+        if settings.reinforces:
             for part in (part for parts in plan[1:] for part in parts):
                 part.proximal = self.logprobs(part.batch)
         if self._reference is not None:
@@ -192,7 +198,7 @@ class Learner:
         """This micro-batch's share of its minibatch's loss."""
         settings, batch = self.settings, part.batch
         scores = self._score(self.model, batch)
-        if settings.objective is Objective.CLONE:
+        if not settings.reinforces:
             values = losses.cross_entropy(scores.logprobs, batch.mask)
         else:
             part.proximal = scores.logprobs.detach() if part.proximal is None else part.proximal

@@ -1,9 +1,9 @@
 """The log, as the rest of rollstream sees it: a few records and four small Protocols.
 
-    Writer.append ---> [ broker ] ---> Consumer.poll          a member of a consumer group (tasks, trajectories)
-                                  ---> Consumer.poll          partitions named by hand (policy, control, audit, datasets)
+    Writer.append ---> [ broker ] ---> Consumer.poll      a member of a consumer group (tasks, trajectories)
+                                  ---> Consumer.poll      partitions named by hand (policy, control, audit, datasets)
 
-`MemoryLog` (memory.py) and `KafkaLog` (kafka/) both are a `Log`; the same tests hold for both. Everything here is
+`MemoryLog` (memory/) and `KafkaLog` (kafka/) both are a `Log`; the same tests hold for both. Everything here is
 synchronous and thread-safe where it says so; async callers wrap the futures.
 """
 
@@ -18,7 +18,7 @@ from ..schemas.errors import RollstreamError
 Headers = Mapping[str, bytes]
 
 FRAMING = 97
-"""Bytes of a batch of one record beside key, value and headers: 61 for the batch, at most 36 for the record's lengths."""
+"""Bytes of a batch of one record beside its content: 61 for the batch, at most 36 for the record's lengths."""
 
 
 class LogError(RollstreamError):
@@ -38,6 +38,7 @@ class RecordTooLarge(LogError):
     def __init__(self, message: str, *, size: int = 0, limit: int = 0) -> None:
         super().__init__(message)
         self.size, self.limit = size, limit
+        """Bytes as `record_size` counts them, and how many were allowed; 0 where only the broker knows."""
 
 
 class OffsetExpired(LogError):
@@ -46,9 +47,21 @@ class OffsetExpired(LogError):
     def __init__(self, partition: "Partition", *, wanted: int, earliest: int) -> None:
         super().__init__(
             f"{partition}: offset {wanted} is gone, the log now starts at {earliest}; "
-            f"{earliest - wanted} records were deleted by retention. Lengthen retention.ms, or start from {earliest} on purpose"
+            f"{earliest - wanted} records were deleted by retention. "
+            f"Lengthen retention.ms, or start from {earliest} on purpose"
         )
         self.partition, self.wanted, self.earliest = partition, wanted, earliest
+
+
+def out_of_range(partition: "Partition", wanted: int, bounds: tuple[int, int]) -> LogError:
+    """The error for a position outside of `bounds` (earliest, end): deleted by retention, or never written."""
+    earliest, end = bounds
+    if wanted < earliest:
+        return OffsetExpired(partition, wanted=wanted, earliest=earliest)
+    return LogError(
+        f"{partition}: expected an offset from {earliest} to {end}, found {wanted}, which was never written; "
+        f"was the topic created anew? Start from {earliest} or {end} on purpose"
+    )
 
 
 class UnknownTopic(LogError):
@@ -110,6 +123,22 @@ def record_size(key: bytes | None, value: bytes | None, headers: Headers | None 
     return FRAMING + len(key or b"") + len(value or b"") + named
 
 
+def check_record(topic: Topic, key: bytes | None, size: int, limit: int) -> None:
+    """Refuse what a broker would refuse together with the rest of its batch, or what exceeds `limit` bytes.
+
+    Raises `RecordTooLarge`; `LogError` for a record without a key on a compacted topic.
+    """
+    if size > limit:
+        raise RecordTooLarge(
+            f"expected a record of at most {limit} bytes for {topic.name}, found {size} before compression; "
+            f"store the body elsewhere and write a reference, or raise max.message.bytes of topic and client",
+            size=size,
+            limit=limit,
+        )
+    if key is None and "compact" in topic.config.get("cleanup.policy", ""):
+        raise LogError(f"expected a key, found none: {topic.name} is compacted")
+
+
 class Writer(Protocol):
     """Appends records. Thread-safe. Closing flushes; an unclosed one warns."""
 
@@ -124,14 +153,14 @@ class Writer(Protocol):
     ) -> "Future[Position]":
         """Append one record; the future resolves to its position once the log acknowledged it (all in-sync replicas).
 
-        Blocks while the buffer is full (back-pressure), drops nothing. The partition is murmur2 of the key unless given.
-        The future fails with `RecordTooLarge`, `UnknownTopic` or another `LogError`; a record cannot be taken back, so
-        it cannot be cancelled. Callbacks of the future must be short: they run where reports are served.
+        Blocks while the buffer is full (back-pressure), drops nothing. The partition is murmur2 of the key unless
+        given. The future fails with `RecordTooLarge`, `UnknownTopic` or another `LogError`; it cannot be cancelled,
+        since a record cannot be taken back. Its callbacks must be short: they run where reports are served.
         """
         ...
 
     def flush(self, timeout: float) -> None:
-        """Wait until every appended record was acknowledged or failed. Raises `LogError` when `timeout` (s) ends first."""
+        """Wait until every appended record was acknowledged or failed. Raises `LogError` after `timeout` (s)."""
         ...
 
     def close(self, timeout: float = 30.0) -> None:
@@ -151,8 +180,9 @@ class Consumer(Protocol):
     def poll(self, max_records: int, timeout: float) -> list[Record]:
         """Up to `max_records`, in offset order within a partition; empty when `timeout` (s) passed with none.
 
-        Also serves assignment callbacks, so a group member must go on polling. Raises `OffsetExpired` where the position
-        was deleted (never jumps; again at each poll until a `seek`), `LogError` for what cannot be retried inside.
+        Also serves assignment callbacks, so a group member must go on polling. Raises `OffsetExpired` where the
+        position was deleted (never jumps; again at each poll until a `seek`), `LogError` for what cannot be retried
+        inside.
         """
         ...
 
@@ -197,6 +227,17 @@ never taken away in between); returns where to start for some or all of them.
 
 A partition left out starts at its committed offset, or at the earliest where there is none. What the callback raises
 ends the consumer: every later poll raises it."""
+
+
+def check_starts(starts: Mapping[Partition, int], assigned: frozenset[Partition]) -> Mapping[Partition, int]:
+    """What an `OnAssign` returned. Raises `LogError` where it names a partition that was not assigned."""
+    if foreign := starts.keys() - assigned:
+        raise LogError(
+            f"on_assign: expected starts among {', '.join(map(str, sorted(assigned)))}, "
+            f"found {', '.join(map(str, sorted(foreign)))}"
+        )
+    return starts
+
 
 OnRevoke = Callable[[frozenset[Partition]], None]
 """Called inside poll, or close, with partitions about to be taken away (or already lost: then a commit raises)."""

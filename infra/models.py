@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..schemas.errors import MissingExtra
+from ..schemas import MissingExtra
 from .weights import WeightsError, load_weights, save_weights, silent_transformers, torch_dtype
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..schemas.errors import RollstreamError
+from ..schemas import RollstreamError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

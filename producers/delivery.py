@@ -1,9 +1,9 @@
 """From a finished episode to an acknowledged record: exactly one, whatever is wrong with the episode.
 
-    Trajectory --encode--> append --> acknowledged
-                  |           |
-                  |           +-- too large ---> the same without its columns, FAILED "oversize", counted
-                  +-- not writable ------------> the same without its columns, FAILED "unwritable", counted
+Trajectory --encode--> append --> acknowledged
+              |           |
+              |           +-- too large ---> the same without its columns, FAILED "oversize", counted
+              +-- not writable ------------> the same without its columns, FAILED "unwritable", counted
 """
 
 import asyncio

@@ -12,8 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..schemas.errors import RollstreamError
-from ..schemas.records import PolicySpan, Sampling
+from ..schemas import PolicySpan, RollstreamError, Sampling
 
 
 class EngineError(RollstreamError):
@@ -25,7 +24,7 @@ class PromptTooLong(EngineError):
 
     def __init__(self, *, prompt: int, context: int) -> None:
         super().__init__(
-            f"the prompt has {prompt} tokens, and the engine's context of {context} must hold it and at least one more; "
+            f"the prompt has {prompt} tokens; the engine's context of {context} must hold it and at least one more: "
             "end the episode earlier, or open the engine with a longer context"
         )
         self.prompt, self.context = prompt, context

@@ -1,6 +1,7 @@
-"""What bounds an episode from outside: limits, gates shared with other episodes, and a way to abort one."""
+"""What bounds an episode from outside: limits and their watch, gates shared with other episodes, a way to abort one."""
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 
@@ -30,8 +31,8 @@ class Gates:
 class Abort:
     """Ends one episode early from outside; its record is ABORTED. For the event loop that plays the episode only.
 
-    It cancels the task that plays the episode, and the episode takes that cancellation back: one that comes from elsewhere
-    (a shutdown) goes on its way.
+    It cancels the task that plays the episode, and the episode takes that cancellation back; one that comes from
+    elsewhere (a shutdown) goes on its way.
     """
 
     def __init__(self) -> None:
@@ -61,3 +62,56 @@ class Abort:
     def watch(self, player: "asyncio.Task[object] | None") -> None:
         """Called by the episode: the task to interrupt from now on, None when it is over."""
         self._player = player
+
+
+class Watch:
+    """Cancels the task that plays an episode when a call takes longer than it may.
+
+    `asyncio.timeout` sets and clears a timer for every call, which costs as much as a move of most games. Here a call
+    only moves a deadline, and one timer an episode looks after it.
+    """
+
+    def __init__(self, player: "asyncio.Task[object]") -> None:
+        self._player = player
+        self._loop = player.get_loop()
+        self._deadline = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._expired = False
+        self.allowed = math.inf
+        """Seconds that the call may take, or could have taken."""
+        self.rings = 0
+        """How often the player was cancelled."""
+
+    @property
+    def expired(self) -> bool:
+        """The last call took too long, and the player was cancelled for it."""
+        return self._expired
+
+    def start(self, seconds: float) -> None:
+        """A call begins that may take so long."""
+        self.allowed = seconds
+        self._expired = False
+        self._deadline = self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadline, self._ring)
+
+    def stop(self) -> None:
+        """The call is over."""
+        self._deadline = math.inf
+
+    def close(self) -> None:
+        """The episode is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._deadline:
+            self._expired = True
+            self.rings += 1
+            self._player.cancel()
+        elif self._deadline < math.inf:
+            self._timer = self._loop.call_at(self._deadline, self._ring)

@@ -17,8 +17,9 @@ import numpy as np
 from ..schemas import Sampling, Task, Trajectory
 from .engine import Completion
 from .environment import Environment, Message
-from .episode import Rendering, play_episode
+from .episode import play_episode
 from .limits import Abort, Gates, Limits
+from .voices import Writing
 
 _NO_CONTEXT = (1 << 31) - 1
 
@@ -38,14 +39,6 @@ class Player(Protocol):
 
 PlayerFactory = Callable[[random.Random], Player]
 """Makes a player for one episode; all its chance must come from the generator it is given."""
-
-
-class Writing(Rendering, Protocol):
-    """A `Renderer` that can also write the agent's side."""
-
-    def reply(self, text: str) -> Sequence[int]:
-        """Tokens of an agent's turn with these words, its end-of-turn token included."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

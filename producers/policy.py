@@ -1,8 +1,8 @@
 """How a worker comes by new weights: the policy topic says what is new, the store has it, the engine swaps.
 
-    rollstream.policy --newest update--> manifest (digest checked) --> weights (verified) --> engine.load
-                                             |                           |                      |
-                                             +------- on any failure: keep the weights it has, say so, wait for the next
+rollstream.policy --newest update--> manifest (digest checked) --> weights (verified) --> engine.load
+                                         |                           |                      |
+                                         +------- on any failure: keep the weights it has, say so, wait for the next
 """
 
 import asyncio

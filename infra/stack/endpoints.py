@@ -1,7 +1,6 @@
 """What a running stack offers, and how it says that something is wrong."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,8 +28,6 @@ class Endpoints:
     """For runs; it exists."""
     group_protocol: GroupProtocol
     """What consumers should set as `group.protocol`."""
-    settings: Mapping[str, str] = field(default_factory=dict[str, str])
-    """More client settings that this broker wants."""
 
     def to_toml(self) -> str:
         """A configuration file that points at these endpoints."""
@@ -39,9 +36,6 @@ class Endpoints:
             "[kafka]",
             f"bootstrap = {json.dumps(self.bootstrap)}",
             f"group_protocol = {json.dumps(self.group_protocol)}",
-            "",
-            "[kafka.settings]",
-            *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in self.settings.items()),
             "",
             "[store]",
             f"url = {json.dumps(self.s3_url)}",

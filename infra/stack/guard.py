@@ -34,7 +34,7 @@ def launch_server(command: Sequence[str]) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAKES)
         os.dup2(2, 1)
         if os.getppid() == guard:
-            os.execvp(command[0], command)
+            os.execvp(command[0], list(command))
     except OSError as error:
         os.write(2, f"guard: cannot run {command[0]}: {error.strerror}\n".encode())
     finally:

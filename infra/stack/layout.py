@@ -12,9 +12,6 @@ from .ports import LOOPBACK
 from .seaweed import RUN_BUCKET, STORE, find_weed, store_component, store_url
 from .tansu import find_tansu, tansu_component
 
-# The first assignment of a group takes Tansu half of the session timeout.
-TANSU_SETTINGS = {"session.timeout.ms": "6000"}
-
 
 def component_names(brokers: int) -> tuple[str, ...]:
     """In the order of their start."""
@@ -51,5 +48,4 @@ def plan_endpoints(plan: Plan, broker: Broker) -> Endpoints:
         secret_key=plan.secret_key,
         bucket=RUN_BUCKET,
         group_protocol="consumer" if broker == "kafka" else "classic",
-        settings=TANSU_SETTINGS if broker == "tansu" else {},
     )

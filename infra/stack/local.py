@@ -20,7 +20,7 @@ from .layout import component_names, plan_components, plan_endpoints
 from .metadata import cluster_nodes
 from .plan import load_plan, settle_plan, write_private
 from .process import boot_id, identify_process
-from .seaweed import STORE, create_buckets
+from .seaweed import STORE, create_buckets, remove_sockets
 from .state import State, clear_state, folder_lock, load_state
 
 ENDPOINTS_FILE = "rollstream.toml"
@@ -45,8 +45,9 @@ class LocalStack:
     def __init__(
         self, directory: Path, *, broker: Broker = "tansu", brokers: int = 1, background: bool = False
     ) -> None:
-        if brokers not in ((1, 3) if broker == "kafka" else (1,)):
-            raise StackError(f"{broker} runs here with {'1 or 3 brokers' if broker == 'kafka' else '1 broker'}, found {brokers}")
+        allowed = (1, 3) if broker == "kafka" else (1,)
+        if brokers not in allowed:
+            raise StackError(f"brokers: expected {' or '.join(map(str, allowed))} for {broker}, found {brokers}")
         self._directory = directory.absolute()
         self._broker: Broker = broker
         self._brokers = brokers
@@ -93,6 +94,8 @@ class LocalStack:
 
     def stop(self) -> None:
         """End every server. Idempotent; the data stay."""
+        if self._state is None:
+            return
         with folder_lock(self._directory):
             self._end_all()
         self._endpoints = None
@@ -117,7 +120,7 @@ class LocalStack:
         self._reap(component)
 
     def restart(self, component: str, progress: Progress = ignore_progress) -> None:
-        """Start one server again, on the same data and port, and wait until it serves. One that still lives is ended first."""
+        """Start one server again, on the same data and port, and wait until it serves; it is ended first if it lives."""
         child = self._running_state(component).children[component]
         end_children([child])
         self._reap(component)
@@ -143,7 +146,7 @@ class LocalStack:
             self._launch(broker)
         for broker in brokers:
             self._await(broker.name, progress)
-        await_cluster(brokers)
+        await_cluster(brokers, plan.cluster)
         endpoints = plan_endpoints(plan, self._broker)
         write_private(self._directory / ENDPOINTS_FILE, endpoints.to_toml())
         return endpoints
@@ -192,12 +195,12 @@ def refuse_second(directory: Path) -> None:
     raise AlreadyUp(f"a stack is up already in {directory} ({whose})", plan_endpoints(plan, state.broker))
 
 
-def await_cluster(brokers: Sequence[Component]) -> None:
+def await_cluster(brokers: Sequence[Component], cluster: str) -> None:
     """Wait until every broker knows of all of them. Raises `StackError`."""
     deadline = time.monotonic() + CLUSTER_PATIENCE
-    while any(len(cluster_nodes(broker.port)) < len(brokers) for broker in brokers):
+    while any(len(cluster_nodes(broker.port, cluster)) < len(brokers) for broker in brokers):
         if time.monotonic() > deadline:
-            seen = {broker.name: sorted(cluster_nodes(broker.port)) for broker in brokers}
+            seen = {broker.name: sorted(cluster_nodes(broker.port, cluster)) for broker in brokers}
             raise StackError(f"the brokers did not find each other in {CLUSTER_PATIENCE:.0f} s, they see {seen}")
         time.sleep(0.1)
 
@@ -207,5 +210,9 @@ def end_stack(directory: Path, state: State) -> None:
     living = state.living()
     end_children(child for name, child in living.items() if name != STORE)
     end_children(child for name, child in living.items() if name == STORE)
-    clear_state(directory)
-    (directory / ENDPOINTS_FILE).unlink(missing_ok=True)
+    # Another stack may have been started here since, by somebody who ended this one.
+    if load_state(directory) == state:
+        clear_state(directory)
+        (directory / ENDPOINTS_FILE).unlink(missing_ok=True)
+    if plan := load_plan(directory):
+        remove_sockets(plan)

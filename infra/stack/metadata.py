@@ -12,11 +12,12 @@ TIMEOUT = 3.0
 
 
 class _Metadata(Protocol):
+    cluster_id: str
     brokers: Mapping[int, object]
 
 
-def cluster_nodes(port: int) -> frozenset[int]:
-    """Node ids that the broker on this port knows to be up; empty if it does not answer."""
+def cluster_nodes(port: int, cluster: str) -> frozenset[int]:
+    """Node ids that the broker on this port knows to be up; empty if none of this cluster answers there."""
     if not is_open(port):
         return frozenset()
     client = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{port}", "log_level": 0, "error_cb": lambda _error: None})
@@ -24,10 +25,9 @@ def cluster_nodes(port: int) -> frozenset[int]:
         metadata = cast(_Metadata, client.list_topics(timeout=TIMEOUT))
     except KafkaException:
         return frozenset()
-    return frozenset(metadata.brokers)
+    return frozenset(metadata.brokers if metadata.cluster_id == cluster else ())
 
 
-def broker_answers(port: int, node: int | None = None) -> bool:
+def broker_answers(port: int, cluster: str, node: int) -> bool:
     """Whether the broker on this port answers, and counts itself (`node`) as a member of its cluster."""
-    nodes = cluster_nodes(port)
-    return bool(nodes) if node is None else node in nodes
+    return node in cluster_nodes(port, cluster)

@@ -1,11 +1,11 @@
 """What a stack's folder fixes once and keeps over restarts: ports, keys, the Kafka cluster's id and its broker count.
 
-    DIRECTORY/
-      plan.json         this
-      state.json        what runs now (state.py)
-      rollstream.toml   endpoints of what runs now, for the other commands
-      logs/NAME.log     output of each server
-      NAME/             its data
+DIRECTORY/
+  plan.json         this
+  state.json        what runs now (state.py)
+  rollstream.toml   endpoints of what runs now, for the other commands
+  logs/NAME.log     output of each server
+  NAME/             its data
 """
 
 import json
@@ -71,7 +71,7 @@ def settle_plan(directory: Path, *, kafka_brokers: int) -> Plan:
     plan = load_plan(directory) or new_plan()
     if kafka_brokers and plan.kafka_brokers not in (0, kafka_brokers):
         raise StackError(
-            f"{directory} holds the data of a Kafka with {plan.kafka_brokers} broker(s), found {kafka_brokers} asked for: "
+            f"{directory} holds the data of a Kafka with {plan.kafka_brokers} broker(s), {kafka_brokers} asked for: "
             f"start it with {plan.kafka_brokers}, or take another directory"
         )
     plan = replace(

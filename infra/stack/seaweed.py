@@ -8,7 +8,7 @@ from pathlib import Path
 from botocore.exceptions import BotoCoreError, ClientError
 
 from ...schemas.errors import MissingExtra
-from ..s3 import S3Client, connect_client
+from ..boto import S3Client, connect_client
 from .component import Component
 from .plan import Plan, write_private
 from .ports import LOOPBACK, is_open
@@ -67,6 +67,12 @@ def create_buckets(plan: Plan) -> None:
             client.create_bucket(Bucket=bucket)
 
 
+def remove_sockets(plan: Plan) -> None:
+    """Take away the sockets that it makes in /tmp whatever it is told, and leaves there when it is killed."""
+    for part in ("master", "volume", "filer", "s3"):
+        Path(f"/tmp/seaweedfs-{part}-grpc-{plan.ports[f'{part}-grpc']}.sock").unlink(missing_ok=True)
+
+
 def _client(plan: Plan) -> S3Client:
     return connect_client(store_url(plan), access_key=plan.access_key, secret_key=plan.secret_key, timeout=5.0)
 
@@ -102,6 +108,7 @@ def _options(home: Path, plan: Plan) -> list[str]:
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-s3.iam=false",
+        "-s3.autoCreateBucket=false",
     ]
     sockets = {"filer": home / "filer.sock", "s3": home / "s3.sock"}
     # Without these they lie in /tmp under the port's name; too long a path cannot be a socket's.

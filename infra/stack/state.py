@@ -6,7 +6,7 @@ left is stale, and says nothing.
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,7 +82,7 @@ def clear_state(directory: Path) -> None:
 
 
 @contextmanager
-def folder_lock(directory: Path) -> Iterator[None]:
+def folder_lock(directory: Path) -> Generator[None]:
     """Only one at a time starts or stops the stack of a folder; the others wait."""
     with (directory / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

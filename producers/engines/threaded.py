@@ -8,7 +8,7 @@
 
     load: files are read and checked (any thread) --> inbox --> swap between two steps, caches dropped, new version
 
-Every token is stamped with the version whose weights computed it, so a completion under way during a load has two spans.
+Every token is stamped with the version whose weights computed it: a completion under way during a load has two spans.
 """
 
 import asyncio
@@ -19,15 +19,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...infra.weights import WeightsError
-from ...schemas.records import PolicySpan, Sampling
+from ...schemas import PolicySpan, Sampling
 from ..engine import Completion, EngineError, PromptTooLong
 
 if TYPE_CHECKING:
@@ -45,6 +46,28 @@ class Request:
     """[n], 1 <= n < context, every id within the vocabulary."""
     sampling: Sampling
     """`max_tokens` fits into the context."""
+
+    @classmethod
+    def checked(
+        cls, key: int, prompt: Sequence[int] | NDArray[np.int32], sampling: Sampling, backend: "Backend"
+    ) -> "Request":
+        """Raises `PromptTooLong`, or `EngineError` naming what makes no sense."""
+        ids, vocabulary = np.ascontiguousarray(prompt, np.int32), backend.vocabulary
+        if ids.ndim != 1 or not ids.size:
+            raise EngineError(f"a prompt of at least one token expected, an array of shape {ids.shape} given")
+        if ids.size >= backend.context:
+            raise PromptTooLong(prompt=ids.size, context=backend.context)
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            raise EngineError(
+                f"token ids from 0 to {vocabulary - 1} expected, {ids.min()} to {ids.max()} given; "
+                "is the tokenizer the model's?"
+            )
+        if not (0 <= sampling.temperature < inf and 0 < sampling.top_p <= 1):
+            raise EngineError(f"temperature >= 0 and 0 < top_p <= 1 expected, {sampling} given")
+        if sampling.top_k < 0 or sampling.max_tokens < 1:
+            raise EngineError(f"top_k >= 0 and max_tokens >= 1 expected, {sampling} given")
+        limit = min(sampling.max_tokens, backend.context - ids.size)
+        return cls(key=key, prompt=ids, sampling=replace(sampling, max_tokens=limit))
 
 
 class Delta(NamedTuple):
@@ -110,10 +133,29 @@ class _Live:
         elif delta.tokens:
             self.spans.append(PolicySpan(version=version, count=len(delta.tokens)))
 
+    def completion(self, finish_reason: str) -> Completion | EngineError:
+        logprobs = np.array(self.logprobs, np.float32)
+        if not np.isfinite(logprobs).all():
+            return EngineError(
+                f"the model gave log-probabilities {logprobs[~np.isfinite(logprobs)][:3]}; "
+                f"are the weights of version {self.spans[-1].version} finite?"
+            )
+        return Completion(
+            tokens=np.array(self.tokens, np.int32),
+            logprobs=logprobs,
+            spans=tuple(self.spans),
+            finish_reason=finish_reason,
+        )
+
 
 class _Outcome(NamedTuple):
-    future: asyncio.Future[Completion]
-    result: Completion | EngineError
+    """What to tell one who waits."""
+
+    future: asyncio.Future[Any]
+    result: Completion | EngineError | None
+
+
+_Order = Callable[[], None]
 
 
 class ThreadedEngine:
@@ -122,12 +164,13 @@ class ThreadedEngine:
     def __init__(self, open_backend: Callable[[], Backend], *, model: str, version: int) -> None:
         """Open the backend, in its thread, and wait for it: seconds for a large model. Raises what opening raises."""
         self._model, self._version = model, version
-        self._inbox = SimpleQueue[Callable[[], None] | None]()
-        self._outbox: list[Callable[[], None]] = []
+        self._inbox = SimpleQueue[list[_Order] | None]()
+        self._outbox: list[_Order] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[int, _Live] = {}
         self._keys = count()
-        self._closed: str | None = None
+        self._closing = False
+        self._unusable: str | None = None
         opened = Future[Backend]()
         # A daemon: whoever forgets to close the engine still gets his process ended.
         self._thread = threading.Thread(target=self._run, args=(open_backend, opened), name="engine", daemon=True)
@@ -155,7 +198,8 @@ class ThreadedEngine:
         Raises `PromptTooLong` where the prompt does not fit, `EngineError` where the request makes no sense or the
         engine failed.
         """
-        request = self._checked(prompt, sampling)
+        self._check_usable()
+        request = Request.checked(next(self._keys), prompt, sampling, self._backend)
         live = _Live(request=request, future=asyncio.get_running_loop().create_future())
         self._send(partial(self._add, live))
         try:
@@ -169,44 +213,29 @@ class ThreadedEngine:
 
         Raises `EngineError` and goes on with the old weights and version where they do not fit the model.
         """
-        self._check_open()
+        self._check_usable()
         try:
             tensors = await asyncio.to_thread(self._backend.read, weights)
         except WeightsError as error:
             raise EngineError(f"version {version} not loaded, version {self._version} stays: {error}") from error
+        self._check_usable()
         swapped = asyncio.get_running_loop().create_future()
         self._send(partial(self._swap, tensors, version, swapped))
         await swapped
 
     async def close(self) -> None:
         """End the thread and release the model. What is under way fails with `EngineError`. Idempotent."""
-        if self._closed is None:
-            self._closed = "the engine was closed"
+        if not self._closing:
+            self._closing, self._unusable = True, "the engine is closed"
             self._flush()
             self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def _checked(self, prompt: Sequence[int] | NDArray[np.int32], sampling: Sampling) -> Request:
-        self._check_open()
-        ids = np.ascontiguousarray(prompt, np.int32)
-        if ids.ndim != 1 or not ids.size:
-            raise EngineError(f"a prompt of at least one token expected, an array of shape {ids.shape} given")
-        if ids.size >= self.context:
-            raise PromptTooLong(prompt=ids.size, context=self.context)
-        if ids.min() < 0 or ids.max() >= self._backend.vocabulary:
-            raise EngineError(
-                f"token ids from 0 to {self._backend.vocabulary - 1} expected, {ids.min()} to {ids.max()} given; "
-                "is the tokenizer the model's?"
-            )
-        _check_sampling(sampling)
-        limit = min(sampling.max_tokens, self.context - ids.size)
-        return Request(key=next(self._keys), prompt=ids, sampling=replace(sampling, max_tokens=limit))
+    def _check_usable(self) -> None:
+        if self._unusable is not None:
+            raise EngineError(self._unusable)
 
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise EngineError(self._closed)
-
-    def _send(self, order: Callable[[], None]) -> None:
+    def _send(self, order: _Order) -> None:
         """Give the thread an order, together with all others of this turn of the event loop: they share a batch."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -218,12 +247,11 @@ class ThreadedEngine:
 
     def _flush(self) -> None:
         orders, self._outbox = self._outbox, []
-        if orders:
-            self._inbox.put(lambda: [order() for order in orders] and None)
+        self._inbox.put(orders)
 
     # What follows runs in the engine's thread.
 
-    def _run(self, open_backend: Callable[[], Backend], opened: Future[Backend]) -> None:
+    def _run(self, open_backend: Callable[[], Backend], opened: "Future[Backend]") -> None:
         try:
             backend = open_backend()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the constructor raises it
@@ -231,18 +259,16 @@ class ThreadedEngine:
             return
         opened.set_result(backend)
         while self._obey():
-            if self._live:
-                self._step(backend)
+            self._step(backend)
         self._fail("the engine was closed")
         backend.close()
 
     def _obey(self) -> bool:
-        """Carry out the orders that are there, waiting for one only while nothing is under way; False to end."""
+        """Carry out the orders that are there, waiting only while nothing is under way; False to end."""
         try:
-            order = self._inbox.get(block=not self._live)
-            while order is not None:
-                order()
-                order = self._inbox.get(block=not self._live)
+            while (orders := self._inbox.get(block=not self._live)) is not None:
+                for order in orders:
+                    order()
         except Empty:
             return True
         return False
@@ -250,22 +276,28 @@ class ThreadedEngine:
     def _step(self, backend: Backend) -> None:
         try:
             deltas = backend.step()
-        except Exception as error:  # noqa: BLE001 - a model may raise anything; its requests fail, the thread lives on
+        except Exception as error:  # a model may raise anything: its requests fail, the thread lives on
             logger.warning("a step failed", exc_info=True)
             self._fail(f"the model failed: {error!r}")
             return
         finished: list[_Outcome] = []
         for delta in deltas:
-            live = self._live[delta.key]
+            if (live := self._live.get(delta.key)) is None:
+                continue
             live.extend(delta, self._version)
             if delta.finish_reason is not None:
                 del self._live[delta.key]
-                finished.append(_Outcome(live.future, _completion(live, delta.finish_reason)))
+                finished.append(_Outcome(live.future, live.completion(delta.finish_reason)))
         _settle(finished)
 
     def _add(self, live: _Live) -> None:
-        self._live[live.request.key] = live
-        self._backend.add(live.request)
+        try:
+            self._check_usable()
+            self._backend.add(live.request)
+        except Exception as error:  # noqa: BLE001 - what one request does to a model is its own affair
+            _settle([_Outcome(live.future, EngineError(f"the request was not taken: {error}"))])
+        else:
+            self._live[live.request.key] = live
 
     def _abort(self, key: int) -> None:
         if self._live.pop(key, None) is not None:
@@ -275,16 +307,41 @@ class ThreadedEngine:
         try:
             self._backend.swap(weights)
         except Exception as error:  # noqa: BLE001 - half-swapped weights must never sample, whatever went wrong
-            self._closed = f"the engine failed while it swapped weights: {error!r}"
-            self._fail(self._closed)
-            _call(swapped, partial(_set_exception, swapped, EngineError(self._closed)))
-            return
-        self._version = version
-        _call(swapped, partial(_set_result, swapped, None))
+            self._unusable = f"the engine failed while it swapped weights: {error!r}"
+            self._fail(self._unusable)
+            _settle([_Outcome(swapped, EngineError(self._unusable))])
+        else:
+            self._version = version
+            _settle([_Outcome(swapped, None)])
 
     def _fail(self, reason: str) -> None:
         """End every request with `EngineError`."""
         lives, self._live = self._live, {}
-        for key in lives:
-            self._backend.abort(key)
         _settle([_Outcome(live.future, EngineError(reason)) for live in lives.values()])
+        try:
+            for key in lives:
+                self._backend.abort(key)
+        except Exception as error:  # noqa: BLE001 - a backend that cannot even forget a request is of no more use
+            self._unusable = f"the engine failed: {error!r}"
+
+
+def _settle(outcomes: "Sequence[_Outcome]") -> None:
+    """Wake who waits for these, with one call into each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+    for outcome in outcomes:
+        by_loop.setdefault(outcome.future.get_loop(), []).append(outcome)
+    for loop, group in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_deliver, group)
+        except RuntimeError:
+            logger.debug("nobody waits any more: the event loop is closed")
+
+
+def _deliver(outcomes: "Sequence[_Outcome]") -> None:
+    for future, result in outcomes:
+        if future.done():
+            continue
+        if isinstance(result, EngineError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

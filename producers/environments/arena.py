@@ -1,9 +1,9 @@
-"""Single-player games of textarena (https://github.com/LeonGuertler/TextArena), for `open_environment("textarena", ...)`.
+"""Single-player games of textarena (https://github.com/LeonGuertler/TextArena): `open_environment("textarena", ...)`.
 
 What the package does in its own way, and what is made of it here:
 
-- A game draws from the global `random`: each has its own generator here (chance.py), and is built anew for each episode,
-  since some draw while they are built. A seed gives the same game as it does in the package.
+- A game draws from the global `random`: each has its own generator here (chance.py), and is built anew for each
+  episode, since some draw while they are built. A seed gives the same game as it does in the package.
 - The plain ids keep text from before the reset: the "-raw" game is taken, whichever was asked for.
 - A lost game still pays a part, 0.9 for a near guess: the reward here is 1 for a win and 0 otherwise, unless
   `reward="native"`. The game's own reward stands in the metrics as `native_reward`.
@@ -15,14 +15,22 @@ import inspect
 import random
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ..environment import Action, EnvironmentFactory, Outcome
 from .chance import draw_from, isolate_modules
 from .games import host_game
-from .options import Common, Options, UnusableEnvironment, check_options, read_common, read_option, unknown_name
+from .options import (
+    Common,
+    Options,
+    UnusableEnvironment,
+    check_options,
+    read_common,
+    read_option,
+    tell_version,
+    unknown_name,
+)
 from .views import Invalid, Referee, open_talk, say_text
 
 _OPTIONS = ("reward",)
@@ -33,6 +41,9 @@ _NETWORK = {
     "OpenRouter": "asks a language model over the network",
 }
 """A word in a game's source -> why it cannot be played here."""
+
+_GAME = -1
+"""Sender of what a game says; some games get the other fields of their echo wrong."""
 
 _SLOW = ("RushHour", "Set", "Sokoban", "Sudoku")
 """Games that take milliseconds to seconds to lay out."""
@@ -85,7 +96,7 @@ class ArenaGame:
 
     def __init__(self, common: Common, make: Callable[[], _Arena], *, native: bool) -> None:
         self.name = common.label
-        self.version = f"textarena-{version('textarena')}"
+        self.version = tell_version("textarena")
         self._common = common
         self._make = make
         self._native = native
@@ -112,14 +123,13 @@ class ArenaGame:
 
     def _begin(self, seed: int) -> tuple[Said, ...]:
         self._arena = self._make()
-        isolate_modules("textarena")
         self._arena.reset(num_players=1, seed=seed)
         return self._listen()
 
     def _listen(self) -> tuple[Said, ...]:
-        """What is new, without the echo of the player's own words. Asking again gives nothing."""
+        """What the game said since the last time, without its echo of the player's words."""
         _, observation = self._arena.get_observation()
-        return tuple(Said(kind.name, text) for _, text, kind in observation if kind.name != "PLAYER_ACTION")
+        return tuple(Said(kind.name, text) for sender, text, kind in observation if sender == _GAME)
 
     def _finish(self) -> Outcome:
         rewards, info = self._arena.close()

@@ -21,9 +21,9 @@ def open_environment(adapter: str, name: str, options: Options | None = None) ->
     """A factory of environments; each call of it makes one for one episode.
 
     `adapter` is "textarena", "reasoning-gym" or "gymnasium", and `name` a game, a dataset or an id of that package; or
-    `adapter` is "package.module:function" of your own, which is called as `function(name, **options)` for each episode and
-    returns an `Environment`. Options are those of the adapter, of every adapter (docs/environments.md) and of
-    the game itself.
+    `adapter` is "package.module:function" of your own, which is called as `function(name, **options)` for each episode
+    and returns an `Environment`. Options are those of the adapter, of every adapter (docs/environments.md) and of the
+    game itself.
 
     Raises `UnusableEnvironment` for anything unknown or unusable, `MissingExtra` where the package is not installed.
     """

@@ -1,8 +1,8 @@
 """Each game of textarena draws from a generator of its own.
 
 textarena's games draw from the global `random`, and their reset seeds it: parallel episodes would spoil one another's
-games, and the caller's random numbers too. Saving and restoring the global state around each call costs 26 us (the state is
-2.5 KB) and protects from no other thread. Instead the name `random` inside textarena's modules is bound to a
+games, and the caller's random numbers too. Saving and restoring the global state around each call costs 26 us (the
+state is 2.5 KB) and protects from no other thread. Instead the name `random` inside textarena's modules is bound to a
 stand-in, which passes everything on to the generator of the game that this thread is playing, or else to the real
 module.
 """

@@ -1,7 +1,7 @@
-"""Gymnasium environments (https://gymnasium.farama.org) with discrete actions, for `open_environment("gymnasium", ...)`.
+"""Gymnasium environments (https://gymnasium.farama.org) with discrete actions: `open_environment("gymnasium", ...)`.
 
-The reward of an episode is the sum of its steps' rewards. An environment that has ended goes back to a shelf for the
-next episode, since making one takes up to milliseconds and `reset(seed=...)` makes it new.
+The reward of an episode is the sum of its steps' rewards. An environment goes back to a shelf for the next episode,
+since making one takes up to milliseconds and `reset(seed=...)` makes it new; one that raised does not.
 """
 
 import inspect
@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from .options import (
     read_common,
     read_option,
     resolve_name,
+    tell_version,
     unknown_name,
 )
 from .views import Invalid, Referee, open_talk, say_text
@@ -139,9 +139,10 @@ class GymGame:
 
     def __init__(self, kit: _Kit) -> None:
         self.name = kit.common.label
-        self.version = f"gymnasium-{version('gymnasium')}"
+        self.version = tell_version("gymnasium")
         self._kit = kit
         self._gym: _Gym | None = None
+        self._sound = True
         self._read: Callable[[Sight], str] = kit.common.view.read or read_sight
         self._act: Callable[[str], int | Invalid] = kit.common.view.act or self._find_action
 
@@ -150,7 +151,9 @@ class GymGame:
         self._gym = kit.make_map(seed) if kit.make_map else kit.shelf.take()
         self._referee = Referee(kit.common.rules)
         self._total = 0.0
+        self._sound = False
         observation, info = self._gym.reset(seed=seed)
+        self._sound = True
         return Outcome(messages=open_talk(kit.common.system, self._look(self._gym, observation, info)))
 
     def step(self, action: Action) -> Outcome:
@@ -159,7 +162,9 @@ class GymGame:
         move = self._act(action.text)
         if isinstance(move, Invalid):
             return self._referee.refuse_move(move)
+        self._sound = False
         observation, reward, terminated, truncated, info = self._gym.step(move)
+        self._sound = True
         reward = float(reward)
         self._total += reward
         if terminated or truncated:
@@ -171,10 +176,10 @@ class GymGame:
         gym, self._gym = self._gym, None
         if gym is None:
             return
-        if self._kit.make_map:
-            gym.close()
-        else:
+        if self._sound and self._kit.make_map is None:
             self._kit.shelf.put(gym)
+        else:
+            gym.close()
 
     def _look(self, gym: _Gym, observation: Any, info: Mapping[str, Any]) -> str:
         names, mask = self._kit.names, info.get("action_mask")
@@ -206,7 +211,8 @@ def _find_parameters(name: str) -> set[str]:
         entry = gymnasium.spec(name).entry_point
     except gymnasium.error.Error as error:
         raise unknown_name("environment of gymnasium", name, sorted(gymnasium.registry)) from error
-    return set(inspect.signature(resolve_name(entry) if isinstance(entry, str) else entry).parameters)
+    factory: Any = resolve_name(entry) if isinstance(entry, str) else entry
+    return set(inspect.signature(factory).parameters)
 
 
 def _choose_make(name: str, settings: Mapping[str, Any]) -> Callable[..., _Gym]:
@@ -214,13 +220,17 @@ def _choose_make(name: str, settings: Mapping[str, Any]) -> Callable[..., _Gym]:
     gymnasium = import_module("gymnasium")
 
     def make(**more: Any) -> _Gym:
-        return gymnasium.make(name, disable_env_checker=True, **{**settings, **more})
+        gym: _Gym = gymnasium.make(name, disable_env_checker=True, **{**settings, **more})
+        return gym
+
+    def make_drawing(**more: Any) -> _Gym:
+        return make(render_mode="ansi", **more)
 
     try:
         modes = make().metadata.get("render_modes", ())
     except (gymnasium.error.Error, TypeError, ValueError, AssertionError, ImportError) as error:
         raise UnusableEnvironment(f"{name!r} cannot be made with {dict(settings)}: {error}") from error
-    return (lambda **more: make(render_mode="ansi", **more)) if "ansi" in modes else make
+    return make_drawing if "ansi" in modes else make
 
 
 def _plan_maps(options: Options, parameters: set[str], make: Callable[..., _Gym]) -> Callable[[int], _Gym] | None:
@@ -240,10 +250,13 @@ def _name_actions(name: str, options: Options, count: int) -> tuple[str, ...]:
     default = next((names for start, names in _ACTIONS.items() if name.startswith(start)), ())
     if len(default) != count:
         default = tuple(str(number) for number in range(count))
-    names = options.get("actions", default)
-    if not isinstance(names, Sequence) or len(names) != count or not all(isinstance(n, str) for n in names):
-        raise UnusableEnvironment(f"option 'actions': expected {count} names, found {names!r}")
-    return tuple(str(n) for n in names)
+    given: Any = options.get("actions", default)
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise UnusableEnvironment(f"option 'actions': expected {count} names, found {given!r}")
+    names = tuple(str(each) for each in cast(Sequence[object], given))
+    if len(names) != count:
+        raise UnusableEnvironment(f"option 'actions': expected {count} names, found {len(names)}: {', '.join(names)}")
+    return names
 
 
 def _choose_drawing(gym: _Gym) -> Callable[[], str]:
@@ -254,5 +267,5 @@ def _choose_drawing(gym: _Gym) -> Callable[[], str]:
 
 def _tell_value(value: Any) -> str:
     if isinstance(value, tuple):
-        return "(" + ", ".join(_tell_value(part) for part in value) + ")"
+        return "(" + ", ".join(_tell_value(part) for part in cast(tuple[object, ...], value)) + ")"
     return str(np.asarray(value).tolist())

@@ -8,7 +8,9 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from ...schemas.errors import RollstreamError
@@ -21,7 +23,7 @@ COMMON = ("label", "system", "view", "forgive", "penalty", "threads")
 
 
 class UnusableEnvironment(RollstreamError):
-    """An environment cannot be opened as asked: an unknown game or option, a wrong value, a game that needs a network."""
+    """An environment cannot be opened as asked: an unknown game or option, a wrong value, a need for the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +59,10 @@ def read_common(name: str, options: Options, *, threads: bool) -> Common:
 
 def read_option(options: Options, key: str, kind: type[Value], default: Value) -> Value:
     """One option as a value of `kind` (a whole number passes for a float). Raises `UnusableEnvironment`."""
-    value = options.get(key, default)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UnusableEnvironment(f"option {key!r}: expected {kind.__name__}, found {value!r}")
-    return value
+    value = _widen_number(options.get(key, default), kind)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise UnusableEnvironment(f"option {key!r}: expected {kind.__name__}, found {value!r}")
 
 
 def check_options(what: str, options: Options, known: Iterable[str]) -> None:
@@ -93,6 +93,16 @@ def resolve_name(reference: str) -> object:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UnusableEnvironment(f"{reference!r} names nothing (expected 'package.module:name'): {error}") from error
+
+
+@cache
+def tell_version(package: str) -> str:
+    """Package and version, for the records. Kept: looking it up takes a millisecond."""
+    return f"{package}-{version(package)}"
+
+
+def _widen_number(value: object, kind: type[Any]) -> object:
+    return float(value) if kind is float and type(value) is int else value
 
 
 def _read_view(value: object) -> View[Any, Any]:

@@ -8,12 +8,20 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from ..environment import Action, EnvironmentFactory, Outcome
 from .games import host_game
-from .options import Common, Options, UnusableEnvironment, check_options, read_common, read_option, unknown_name
+from .options import (
+    Common,
+    Options,
+    UnusableEnvironment,
+    check_options,
+    read_common,
+    read_option,
+    tell_version,
+    unknown_name,
+)
 from .views import Invalid, Referee, open_talk, say_text
 
 _OPTIONS = ("tries",)
@@ -72,7 +80,7 @@ class ReasoningGame:
 
     def __init__(self, common: Common, make_item: Callable[[int], Item], tries: int) -> None:
         self.name = common.label
-        self.version = f"reasoning-gym-{version('reasoning-gym')}"
+        self.version = tell_version("reasoning-gym")
         self._common = common
         self._make_item = make_item
         self._tries = tries

@@ -26,7 +26,7 @@ class Invalid:
     """What the agent reads when it is forgiven."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: Python 3.11 cannot call a generic class that has them and is frozen
 class View(Generic[Seen, Move]):
     """What the agent reads and how its words are understood; what is left out, the adapter does in its own way.
 

@@ -1,0 +1,47 @@
+"""How good a policy is, apart from training: episodes of seeds of its own, on no topic."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from ..schemas import Sampling, Task, Trajectory
+from .engine import Engine
+from .environment import EnvironmentFactory
+from .episode import Rendering, run_episode
+from .limits import Limits
+
+
+async def evaluate_policy(
+    open_engine: Callable[[], Engine],
+    renderer: Rendering,
+    environments: Mapping[str, EnvironmentFactory],
+    *,
+    sampling: Sampling,
+    max_turns: Mapping[str, int],
+    limits: Limits,
+    seeds: Sequence[int],
+    concurrency: int = 64,
+) -> dict[str, float]:
+    """Mean reward of each environment over one episode a seed. A failed episode counts as it is: reward 0.
+
+    `open_engine` is called once; the engine is closed at the end.
+    """
+    engine = await asyncio.to_thread(open_engine)
+    places = asyncio.Semaphore(concurrency)
+
+    async def play(name: str, seed: int) -> Trajectory:
+        task = Task(
+            task_id=f"evaluation.{name}.{seed}",
+            environment=name,
+            seed=seed,
+            group_size=1,
+            sampling=sampling,
+            max_turns=max_turns[name],
+        )
+        async with places:
+            return await run_episode(task, 0, environments[name](), engine, renderer, limits)
+
+    try:
+        played = {name: await asyncio.gather(*(play(name, seed) for seed in seeds)) for name in environments}
+    finally:
+        await engine.close()
+    return {name: sum(t.reward for t in trajectories) / len(trajectories) for name, trajectories in played.items()}
