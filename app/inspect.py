@@ -25,7 +25,9 @@ def register(cli: typer.Typer) -> None:
     cli.command(
         epilog="Examples: rollstream show demo.number.00000012/3/0  |  rollstream show 'rollstream.trajectories.number[0]@7'"
     )(show)
-    cli.command(epilog="Examples: rollstream audit  |  rollstream audit --json  |  rollstream audit --version 40")(audit)
+    cli.command(epilog="Examples: rollstream audit  |  rollstream audit --json  |  rollstream audit --version 40")(
+        audit
+    )
     cli.command(epilog="Example: rollstream checkpoints --json")(checkpoints)
 
 
@@ -70,7 +72,9 @@ def show(
 
 def audit(
     context: typer.Context,
-    version: Annotated[int | None, typer.Option(help="Audit this policy version's checkpoint; else the latest.")] = None,
+    version: Annotated[
+        int | None, typer.Option(help="Audit this policy version's checkpoint; else the latest.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what became of every acknowledged trajectory: trained once, dropped and why, or pending.
@@ -166,7 +170,9 @@ def _print_record(record: Record, *, as_json: bool) -> None:
 
 def _line(record: Record, trajectory: Trajectory) -> str:
     versions = trajectory.version_range()
-    policy = "-" if versions is None else str(versions[0]) if versions[0] == versions[1] else f"{versions[0]}-{versions[1]}"
+    policy = (
+        "-" if versions is None else str(versions[0]) if versions[0] == versions[1] else f"{versions[0]}-{versions[1]}"
+    )
     return (
         f"{record.position}  {trajectory.trajectory_id}  {trajectory.status.lower()}  reward {trajectory.reward:g}  "
         f"policy {policy}  {len(trajectory.turns)} turns  {trajectory.tokens.size} tokens"

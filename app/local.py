@@ -68,7 +68,9 @@ def status(folder: Folder = HERE, as_json: AsJson = False) -> None:
     from ..infra import stack
 
     components = stack.status(folder)
-    rows = [{"name": c.name, "pid": c.pid, "port": c.port, "alive": c.alive, "answering": c.answering} for c in components]
+    rows = [
+        {"name": c.name, "pid": c.pid, "port": c.port, "alive": c.alive, "answering": c.answering} for c in components
+    ]
     if as_json:
         print_json({"up": bool(rows), "components": rows})
     elif not rows:

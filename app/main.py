@@ -1,6 +1,6 @@
 """The command line: `rollstream COMMAND`. Nothing heavy is imported before a command runs.
 
-    main -> root options (--config, --set, --verbose) -> command -> Context (configuration, log, store) -> the floors below
+main -> root options (--config, --set, --verbose) -> command -> Context (configuration, log, store) -> the floors below
 """
 
 import logging
@@ -36,14 +36,22 @@ def root(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="TOML file; else $ROLLSTREAM_CONFIG, ./rollstream.toml, ./.rollstream/rollstream.toml."),
+        typer.Option(
+            "--config",
+            "-c",
+            help="TOML file; else $ROLLSTREAM_CONFIG, ./rollstream.toml, ./.rollstream/rollstream.toml.",
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one setting, e.g. trainer.lr=1e-5. Repeatable."),
+        typer.Option(
+            "--set", "-s", metavar="KEY=VALUE", help="Override one setting, e.g. trainer.lr=1e-5. Repeatable."
+        ),
     ] = None,
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="More log lines; twice for debugging.")] = 0,
-    version: Annotated[  # noqa: ARG001 - acts in its callback
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="More log lines; twice for debugging.")
+    ] = 0,
+    version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:

@@ -23,7 +23,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 def register(cli: typer.Typer) -> None:
     cli.command(epilog="Examples: rollstream dispatch  |  rollstream dispatch --groups 100")(dispatch)
-    cli.command(epilog="Examples: rollstream work  |  rollstream -s worker.engine=vllm -s worker.device=cuda work")(work)
+    cli.command(epilog="Examples: rollstream work  |  rollstream -s worker.engine=vllm -s worker.device=cuda work")(
+        work
+    )
     cli.command(
         epilog="Examples: rollstream train --model DIR  |  rollstream -s trainer.objective=clone train --until-end"
     )(train)
@@ -88,7 +90,9 @@ async def _serve(here: Context, scratch: Path) -> None:
 def train(
     context: typer.Context,
     model: Annotated[Path | None, typer.Option(help="Hugging Face directory that a new run starts from.")] = None,
-    until_end: Annotated[bool, typer.Option("--until-end", help="Stop at the present end of the log: a replay.")] = False,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="Stop at the present end of the log: a replay.")
+    ] = False,
 ) -> None:
     """Train on the trajectories of the configured environments, and publish every policy.
 
@@ -109,7 +113,8 @@ def train(
 def evaluate(
     context: typer.Context,
     episodes: Annotated[int, typer.Option(help="Episodes of each environment, each with a seed of its own.")] = 200,
-    first_seed: Annotated[int, typer.Option(help="Seeds go up from here; keep them apart from those of training.")] = 1 << 30,
+    first_seed: Annotated[int, typer.Option(help="Seeds go up from here; keep them apart from those of training.")] = 1
+    << 30,
     version: Annotated[int | None, typer.Option(help="Policy version; else the latest.")] = None,
     as_json: AsJson = False,
 ) -> None:

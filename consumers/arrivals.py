@@ -33,13 +33,11 @@ class Arrival:
     """None when dropped at admission."""
     reason: str | None
     """Why it was dropped."""
-    size: int
-    """Bytes of the record's value, for the reader's bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Turns records into arrivals; called by the reader's thread."""
+    """Turns records into arrivals; called by the trainer's thread."""
 
     gate: StalenessGate
     dead_letters: DeadLetters
@@ -88,7 +86,6 @@ class Admission:
             group_size=trajectory.group_size,
             trajectory=trajectory if reason is None else None,
             reason=reason,
-            size=len(record.value or b""),
         )
 
 
@@ -100,5 +97,4 @@ def _dropped(record: Record, reason: str, headers: TrajectoryHeaders | None = No
         group_size=(headers and headers.group_size) or 0,
         trajectory=None,
         reason=reason,
-        size=len(record.value or b""),
     )

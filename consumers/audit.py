@@ -1,12 +1,12 @@
 """The audit: what became of every acknowledged trajectory, told from the log, the ledger and a checkpoint alone.
 
-    records of the trajectory topics          what was acknowledged
-    receipts on the checkpoint's lineage      what was trained, what was dropped and why
-    cursors in the checkpoint                 what should have been settled by now
+records of the trajectory topics          what was acknowledged
+receipts on the checkpoint's lineage      what was trained, what was dropped and why
+cursors in the checkpoint                 what should have been settled by now
 
-    settled below the cursor, in no receipt   -> lost
-    trained by two receipts, or an id twice   -> twice
-    not settled                               -> pending
+settled below the cursor, in no receipt   -> lost
+trained by two receipts, or an id twice   -> twice
+not settled                               -> pending
 """
 
 import logging

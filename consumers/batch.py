@@ -105,11 +105,13 @@ def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generato
     """The samples, shuffled, in `count` parts whose sizes differ by one at most; never an empty part."""
     count = max(1, min(count, len(samples)))
     shuffled = [samples[int(i)] for i in torch.randperm(len(samples), generator=generator)]
+    # Strided: the sizes differ by one at most, and no part is empty.
     return [shuffled[part::count] for part in range(count)]
 
 
 def microbatches(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
     """The samples by length, in parts of at most `max_tokens` padded tokens; a longer sample stands alone."""
+    # Longest first: the largest allocation comes first, and where memory is too small it fails at once.
     parts: list[list[Sample]] = []
     for sample in sorted(samples, key=lambda s: -s.length):
         longest = parts[-1][0].length if parts else 0

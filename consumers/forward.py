@@ -56,7 +56,7 @@ def vocabulary_size(model: nn.Module) -> int:
     """Number of tokens that the model can be given."""
     weight: object = getattr(_part(model, "get_input_embeddings"), "weight", None)
     if not isinstance(weight, Tensor):
-        raise TypeError(f"{type(model).__name__}: an embedding with one row a token is expected")
+        raise TypeError(f"{type(model).__name__}: expected an embedding with one row a token")
     return len(weight)
 
 
@@ -79,7 +79,7 @@ def _part(model: nn.Module, getter: str) -> nn.Module:
     part: object = getattr(model, getter, lambda: None)()
     if not isinstance(part, nn.Module):
         raise TypeError(
-            f"{type(model).__name__}: a causal language model with {getter}() is expected, as AutoModelForCausalLM gives"
+            f"{type(model).__name__}: expected a causal language model with {getter}(), as AutoModelForCausalLM gives"
         )
     return part
 

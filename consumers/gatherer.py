@@ -4,7 +4,6 @@ A step is full when `groups_per_step` groups are settled, those included that ar
 slot, whatever became of it, and a run never waits for groups that nobody will send.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -47,21 +46,19 @@ class Gatherer:
 
         What is gathered and not returned stays unsettled: a restart reads it again. Raises what ended the reader.
         """
-        idle = 0.0
+        waited = self._reader.waited
         while self._named() < self._wanted:
             if self._stopped():
                 return None
             if self._ends is not None and self._reader.past(self._ends):
-                return self._finish(idle)
-            began = time.monotonic()
+                return self._finish(self._reader.waited - waited)
             arrival = self._reader.take(0.2)
-            idle += time.monotonic() - began
             if isinstance(arrival, Revoked):
                 self._forget(arrival)
             elif arrival is not None and (group := self._assembler.add(arrival)):
                 self._settled.append(group)
             self._settled += self._assembler.expired()
-        return self._take(idle, last=False)
+        return self._take(self._reader.waited - waited, last=False)
 
     def _named(self) -> int:
         return sum(bool(g.group_id) for g in self._settled)

@@ -93,10 +93,10 @@ class Learner:
         those that the caller dropped as uninformative included; without it, `samples` are all.
         Raises `ValueError` for a sample that the objective cannot train on.
         """
-        kept = ordered(s for s in samples if loss_mask(s.trajectory).any())
+        counted = [(s, int(loss_mask(s.trajectory).sum())) for s in ordered(samples)]
+        kept, tokens = [s for s, count in counted if count], sum(count for _, count in counted)
         _check(kept, self.settings.objective)
         share = self._informative(kept) / max(offered or len(samples), 1)
-        tokens = sum(int(loss_mask(s.trajectory).sum()) for s in kept)
         skipped = "empty" if not kept else "uninformative" if share < self.settings.min_informative else None
         if skipped is not None:
             metrics = {"informative": share}
@@ -143,6 +143,7 @@ class Learner:
             self._optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"learner state: it belongs to another model: {error}") from error
+        # The saved state brings its rate and decay along; those of the settings given now count.
         for group, settings in zip(self._optimizer.param_groups, fresh, strict=True):
             group.update(settings)
         self._generator.set_state(state["generator"].cpu())
@@ -167,6 +168,7 @@ class Learner:
             for chosen in minibatches(samples, settings.minibatches, self._generator)
         ]
         if settings.reinforces:
+            # The first minibatch meets these weights itself, in its first forward pass.
             for part in (part for parts in plan[1:] for part in parts):
                 part.proximal = self.logprobs(part.batch)
         if self._reference is not None:
@@ -238,6 +240,7 @@ class Learner:
     def _update(self) -> float:
         """Clip and apply the gradient that has gathered; returns its norm. A gradient that is not finite is dropped."""
         norm = float(nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip))
+        # One such update would turn every weight into NaN, in this checkpoint and all that follow.
         if math.isfinite(norm):
             self.updates += 1
             for group in self._optimizer.param_groups:

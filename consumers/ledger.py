@@ -111,4 +111,3 @@ def lineage(receipts: Mapping[Step, Receipt], tip: Step) -> Lineage:
         found.append(receipt)
         step = (receipt.parent_incarnation, receipt.parent) if receipt.parent else None
     return Lineage(receipts=tuple(found), complete=step is None)
-

@@ -66,6 +66,7 @@ def clipped_surrogate(
 
 def log_ratio(new: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     """log(new / old) of each token [b, t], clamped to +-20; 0 where masked."""
+    # Chosen before anything else is computed: 0 times a NaN would still be one.
     return torch.where(mask, new - old, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -75,6 +76,7 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     k3 of Schulman, "Approximating KL divergence" (2020): r - 1 - log r with r = reference / current; GRPO's penalty.
     """
     ratio = log_ratio(reference.detach(), logprobs, mask)
+    # expm1 keeps the digits of small log-ratios, which exp(x) - 1 - x loses.
     return torch.expm1(ratio) - ratio
 
 

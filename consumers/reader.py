@@ -1,8 +1,9 @@
 """The trainer's ear on the log: one thread polls, a buffer bounded in bytes stands between it and the step.
 
-    poll --> skip what the checkpoint's cursor has --> admit (gate, decode) --> [ buffer ] --> take (the trainer)
-      |                                                                             |
-      +-- over the bound: partitions are paused, polling goes on <------------------+
+    poll --> skip what the checkpoint's cursor has --> [ buffer ] --> take: admit (gate, decode)    the trainer's thread
+      |                                                 |
+      +-- over the bound: partitions are paused, <------+
+          polling goes on
 
 A step of any length costs no membership. Offsets are committed on every assigned partition from the first moment, for
 lag display only.
@@ -45,8 +46,10 @@ class Reader:
         self._progress, self._admit = progress, admit
         self._limit, self._commit_every = buffer_bytes, commit_every
         self._ready = threading.Condition()
-        self._buffer: deque[Arrival | Revoked] = deque()
+        self._buffer: deque[Record | Revoked] = deque()
         self._bytes = 0
+        self.waited = 0.0
+        """Seconds that `take` has waited for data so far."""
         self._error: BaseException | None = None
         self._stopped = False
         self._expected: dict[Partition, int] = {}
@@ -62,17 +65,22 @@ class Reader:
         self.close()
 
     def take(self, timeout: float) -> Arrival | Revoked | None:
-        """The next arrival, or None after `timeout` (s). Raises what ended the reading thread, e.g. `OffsetExpired`."""
+        """The next arrival, or None after `timeout` (s). Raises what ended the reading thread, e.g. `OffsetExpired`.
+
+        Admission happens here, so that what waits is as small as it was on the wire.
+        """
         with self._ready:
             if not self._buffer:
+                began = time.monotonic()
                 self._ready.wait_for(lambda: self._buffer or self._error or self._stopped, timeout)
-            if self._buffer:
-                arrival = self._buffer.popleft()
-                self._bytes -= arrival.size if isinstance(arrival, Arrival) else 0
-                return arrival
-            if self._error is not None:
-                raise self._error
-            return None
+                self.waited += time.monotonic() - began
+            if not self._buffer:
+                if self._error is not None:
+                    raise self._error
+                return None
+            record = self._buffer.popleft()
+            self._bytes -= _size(record)
+        return record if isinstance(record, Revoked) else self._admit(record)
 
     def past(self, ends: Mapping[Partition, int]) -> bool:
         """Was everything below these offsets read and taken?"""
@@ -127,10 +135,9 @@ class Reader:
         self._expected[record.partition] = record.offset + 1
         if self._progress.settled(record.position):
             return
-        arrival = self._admit(record)
         with self._ready:
-            self._buffer.append(arrival)
-            self._bytes += arrival.size
+            self._buffer.append(record)
+            self._bytes += _size(record)
             self._ready.notify_all()
 
     def _commit(self, consumer: Consumer) -> None:
@@ -147,10 +154,15 @@ class Reader:
 
     def _revoked(self, partitions: frozenset[Partition]) -> None:
         with self._ready:
-            kept = [a for a in self._buffer if isinstance(a, Revoked) or a.position.partition not in partitions]
+            kept = [r for r in self._buffer if isinstance(r, Revoked) or r.partition not in partitions]
             self._buffer = deque(kept)
-            self._bytes = sum(a.size for a in kept if isinstance(a, Arrival))
+            self._bytes = sum(map(_size, kept))
             self._buffer.append(Revoked(partitions))
             self._ready.notify_all()
         for partition in partitions:
             self._expected.pop(partition, None)
+
+
+def _size(record: Record | Revoked) -> int:
+    """Bytes of the value: what the bound counts."""
+    return 0 if isinstance(record, Revoked) or record.value is None else len(record.value)

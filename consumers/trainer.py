@@ -24,7 +24,7 @@ from ..infra.deadletters import DeadLetters
 from ..infra.log import Log, Partition
 from ..infra.models import open_model
 from ..infra.schemabook import LogSchemas
-from ..infra.tokenizers import fingerprint_directory
+from ..infra.tokenizers import fingerprint, open_tokenizer
 from ..infra.topics import Names
 from ..schemas import Receipt
 from ..schemas.errors import RollstreamError
@@ -104,9 +104,9 @@ class Trainer:
         directory = self._fetch(manifest) if manifest else _given(model, self._run)
         learner = Learner(open_model(directory, device=self._settings.device), self._settings.learner)
         static = {p.name: p for p in directory.iterdir() if p.is_file() and ".safetensors" not in p.name}
-        fingerprint = fingerprint_directory(directory)
+        tokenizer = fingerprint(open_tokenizer(directory))
         publisher = Publisher(
-            self._log, self._names, self._run, self._checkpoints, static=static, fingerprint=fingerprint
+            self._log, self._names, self._run, self._checkpoints, static=static, fingerprint=tokenizer
         )
         with contextlib.closing(publisher):
             publisher.claim()
@@ -115,7 +115,7 @@ class Trainer:
                 publisher.announce(manifest)
             else:
                 self._publish(Receipt(run=self._run, incarnation="", step=0, version=0, parent=0), learner, publisher)
-            self._train(learner, publisher, fingerprint)
+            self._train(learner, publisher, tokenizer)
         return self._place
 
     def _fetch(self, manifest: Manifest) -> Path:
@@ -135,7 +135,7 @@ class Trainer:
                 learner.load(self._folder(manifest) / STATE)
         logger.info("run %s goes on from policy %d, step %d", self._run, manifest.version, manifest.step)
 
-    def _train(self, learner: Learner, publisher: Publisher, fingerprint: str) -> None:
+    def _train(self, learner: Learner, publisher: Publisher, tokenizer: str) -> None:
         settings = self._settings
         topics = [self._names.trajectories(e) for e in settings.environments]
         partitions = [p for topic in topics for p in self._log.partitions(topic)]
@@ -147,7 +147,7 @@ class Trainer:
                 schemas=Schemas(lookup=LogSchemas(self._log, self._names)),
                 objective=settings.learner.objective,
                 vocabulary=learner.vocabulary,
-                tokenizer=fingerprint,
+                tokenizer=tokenizer,
             )
             reader = Reader(
                 self._log,

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, cast
 
-import boto3
+from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError, SSLError
 from botocore.exceptions import ConnectionError as NoConnection
@@ -57,7 +57,7 @@ def connect_client(
         # A proxy of the environment has no way to this machine's loopback.
         proxies={} if loopback else None,
     )
-    client = boto3.session.Session().client(
+    client = cast(Any, Session()).client(
         "s3",
         endpoint_url=url,
         aws_access_key_id=access_key,
@@ -72,12 +72,12 @@ def http_status(error: BaseException) -> int:
     """The HTTP status that the store answered with; 0 where it did not answer."""
     if not isinstance(error, ClientError):
         return 0
-    return int(cast(Any, error.response)["ResponseMetadata"].get("HTTPStatusCode", 0))
+    return int(cast(Any, error).response["ResponseMetadata"].get("HTTPStatusCode", 0))
 
 
 def error_code(error: BaseException) -> str:
     """The store's own name for an error, "NoSuchKey" for one; "" where it did not answer."""
-    return str(cast(Any, error.response)["Error"].get("Code", "")) if isinstance(error, ClientError) else ""
+    return str(cast(Any, error).response["Error"].get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def translate_error(error: BaseException, what: str, *, conditional: bool = False) -> StoreError:

@@ -207,6 +207,7 @@ class Checkpoints:
             self._store.put(self.manifest_key(manifest.version), encode_manifest(manifest), if_none_match=True)
             return manifest
         there = self.manifest(manifest.version)
+        # The clock has moved on since that call; nothing else may differ.
         if replace(there, published_ms=manifest.published_ms) == manifest:
             return there
         raise Fenced(

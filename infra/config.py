@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from .drafts import ConfigError, Draft
 from .faults import describe_faults
@@ -55,14 +55,14 @@ PLACES = (("kafka", "bootstrap"), ("store", "url"), ("store", "bucket"))
 class Config(Section):
     """Everything that can be set."""
 
-    run: RunSection = Field(RunSection(), description="Which run this is.")
-    kafka: KafkaSection = Field(KafkaSection(), description="How the log is reached.")
-    store: StoreSection = Field(StoreSection(), description="Where checkpoints lie.")
-    environments: Mapping[EnvironmentName, EnvironmentSection] = Field({}, description="Environments by name.")
-    sampling: SamplingSection = Field(SamplingSection(), description="How tokens are sampled.")
-    worker: WorkerSection = Field(WorkerSection(), description="A rollout worker and its engine.")
-    trainer: TrainerSection = Field(TrainerSection(), description="What a step trains on, how, and where it is kept.")
-    dispatch: DispatchSection = Field(DispatchSection(), description="The dispatcher.")
+    run: RunSection = RunSection()
+    kafka: KafkaSection = KafkaSection()
+    store: StoreSection = StoreSection()
+    environments: Mapping[EnvironmentName, EnvironmentSection] = {}
+    sampling: SamplingSection = SamplingSection()
+    worker: WorkerSection = WorkerSection()
+    trainer: TrainerSection = TrainerSection()
+    dispatch: DispatchSection = DispatchSection()
 
     @classmethod
     def load(

@@ -1,4 +1,4 @@
-"""Mistakes in a configuration, put into words: place, key, what was expected, what was found, what may have been meant."""
+"""Mistakes in a configuration, put into words: place, key, what was expected, what was found, what may be meant."""
 
 from difflib import get_close_matches
 

@@ -79,6 +79,7 @@ class LatestPointer:
         digest = manifest_digest(manifest)
         for _ in range(ATTEMPTS):
             pointer, etag = self._read()
+            # Moved by an earlier attempt whose answer was lost; since then another trainer may have claimed the run.
             if pointer is not None and (pointer.version, pointer.digest) == (manifest.version, digest):
                 return
             self._judge(pointer, manifest.incarnation, manifest.version)

@@ -36,8 +36,8 @@ Settings come from three places, the later ones are stronger:
 3. overrides of one command: `--set trainer.lr=1e-5`.
 
 Where none of them sets `kafka.bootstrap`, `store.url` or `store.bucket`, those of the local stack are taken
-(`./.rollstream/rollstream.toml`, written by `rollstream up`). Paths are relative to the working directory. An unknown key or a value of the wrong
-type ends the command with a message that names the place and the key.
+(`./.rollstream/rollstream.toml`, written by `rollstream up`). Paths are relative to the working directory. An unknown
+key or a value of the wrong type ends the command with a message that names the place and the key.
 
 This page is generated from the settings themselves: `python -m rollstream.infra.reference > docs/configuration.md`.
 """
@@ -49,14 +49,14 @@ def render_settings(values: Mapping[str, Any]) -> str:
 
 
 def _table_lines(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[str]:
-    inner = {name: value for name, value in table.items() if isinstance(value, dict)}
+    inner: dict[str, Any] = {name: value for name, value in table.items() if isinstance(value, dict)}
     plain = {name: value for name, value in table.items() if name not in inner}
     if above and (plain or not inner):
         yield f"\n[{'.'.join(_bare(name) for name in above)}]"
     for name, value in plain.items():
         yield f"# {_bare(name)} is not set" if value is None else f"{_bare(name)} = {_spell(name, value)}"
     for name, value in inner.items():
-        yield from _table_lines(cast(Mapping[str, Any], value), (*above, name))
+        yield from _table_lines(value, (*above, name))
 
 
 def _bare(name: str) -> str:
@@ -96,7 +96,7 @@ def _section_lines(section: type[BaseModel], above: tuple[str, ...]) -> Iterator
 
 def _row(name: str, field: FieldInfo) -> str:
     default = "required" if field.is_required() else _default(name, field)
-    return f"| `{name}` | {_type(field.annotation)} | {default} | {field.description} |"
+    return f"| `{name}` | {_type(field.annotation)} | {default} | {' '.join((field.description or '').split())} |"
 
 
 def _default(name: str, field: FieldInfo) -> str:

@@ -176,11 +176,11 @@ class S3Store:
         return {"PartNumber": number, "ETag": told["ETag"]}
 
     def _complete(self, upload: Upload, parts: Sequence[Mapping[str, object]], size: int) -> str:
-        target = {**self._at(upload.key), "UploadId": upload.upload_id, "MultipartUpload": {"Parts": parts}}
+        target = {**self._at(upload.key), "UploadId": upload.upload_id}
 
         def attempt(doubtful: bool) -> str:
             try:
-                return str(self._client.complete_multipart_upload(**target)["ETag"])
+                return str(self._client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts})["ETag"])
             except BotoError as error:
                 # Its answer was lost: the upload is gone because the object is there.
                 if doubtful and error_code(error) == "NoSuchUpload" and (entry := self.head(upload.key)).size == size:
@@ -251,7 +251,7 @@ class S3Store:
             where |= {name: page[source] for name, source in follow.items()}
 
     def _persist(self, attempt: Callable[[bool], T]) -> T:
-        """Call until it succeeds, fails for good, or patience ends. It is told whether an earlier call may have worked."""
+        """Call until it succeeds, fails for good, or patience ends; told whether an earlier call may have worked."""
         deadline = time.monotonic() + self._patience
         pause, doubtful = 0.1, False
         while True:

@@ -16,7 +16,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-CountOrNone = Annotated[int, Field(ge=0)]
+Whole = Annotated[int, Field(ge=0)]
 
 
 _SECRET = re.compile(
@@ -47,145 +47,191 @@ Span = Annotated[tuple[int, int], AfterValidator(_check_span)]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, and an unknown key is an error."""
+    """Base of all sections: frozen, an unknown key is an error, the line under a field describes it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class RunSection(Section):
     """Which run this is."""
 
-    name: Name = Field("default", description="Name of the run; keys its topics' records and its folder in the store.")
-    namespace: Name = Field("rollstream", description="Prefix of every topic.")
-    seed: int = Field(0, description="Seed from which those of workers and trainer are derived.")
+    name: Name = "default"
+    """Name of the run; keys its topics' records and its folder in the store."""
+    namespace: Name = "rollstream"
+    """Prefix of every topic."""
+    seed: int = 0
+    """Seed from which those of workers and trainer are derived."""
 
 
 class KafkaSection(Section):
     """How the log is reached."""
 
-    bootstrap: str = Field("127.0.0.1:9092", description="Bootstrap servers, `host:port`, comma-separated.")
-    group_protocol: Literal["classic", "consumer"] = Field(
-        "classic", description="`consumer` (KIP-848) on Apache Kafka 4, `classic` elsewhere."
-    )
-    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field("zstd", description="Of produced batches.")
-    buffer_bytes: Count = Field(
-        64 << 20, description="Bytes that a producer holds for the broker; a full buffer makes the caller wait."
-    )
-    max_record_bytes: Count = Field(1_048_576, description="Largest record, in bytes, that is sent.")
-    settings: Mapping[str, ClientSetting] = Field(
-        {},
-        repr=False,
-        description="Any more librdkafka settings, among them security: "
-        '`"security.protocol" = "SASL_SSL"`, `"sasl.mechanism" = "SCRAM-SHA-512"`, `"ssl.ca.location" = "ca.pem"`.',
-    )
+    bootstrap: str = "127.0.0.1:9092"
+    """Bootstrap servers, `host:port`, comma-separated."""
+    group_protocol: Literal["classic", "consumer"] = "classic"
+    """`consumer` (KIP-848) on Apache Kafka 4, `classic` elsewhere."""
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "zstd"
+    """Of produced batches."""
+    buffer_bytes: Count = 64 << 20
+    """Bytes that a producer holds for the broker; a full buffer makes the caller wait."""
+    max_record_bytes: Count = 1_048_576
+    """Largest record, in bytes, that is sent."""
+    settings: Annotated[Mapping[str, ClientSetting], Field(repr=False)] = {}
+    """Any more librdkafka settings, among them security: `"security.protocol" = "SASL_SSL"`, `"sasl.mechanism" =
+    "SCRAM-SHA-512"`, `"ssl.ca.location" = "ca.pem"`."""
 
 
 class StoreSection(Section):
     """Where checkpoints and large records lie: a bucket of any S3-compatible store that honours conditional writes."""
 
-    url: str | None = Field(None, description="Endpoint, `https://host:port`; absent: AWS.")
-    bucket: str = Field("rollstream", min_length=1, description="Bucket; it has to exist.")
-    region: str = Field("us-east-1", description="Region of the bucket.")
-    access_key: str | None = Field(
-        None, description="Absent: the usual AWS chain (environment, profile, instance) finds the keys."
-    )
-    secret_key: SecretStr | None = Field(None, description="Belongs to `access_key`; never shown.")
-    prefix: str = Field("", description="Put before every key, e.g. `team-a/`.")
+    url: str | None = None
+    """Endpoint, `https://host:port`; absent: AWS."""
+    bucket: Annotated[str, Field(min_length=1)] = "rollstream"
+    """Bucket; it has to exist."""
+    region: str = "us-east-1"
+    """Region of the bucket."""
+    access_key: str | None = None
+    """Absent: the usual AWS chain (environment, profile, instance) finds the keys."""
+    secret_key: SecretStr | None = None
+    """Belongs to `access_key`; never shown."""
+    prefix: str = ""
+    """Put before every key, e.g. `team-a/`."""
 
 
 class TimeoutSection(Section):
     """Seconds that one call of a stage may take; waiting for a free place is not charged."""
 
-    init: Positive = Field(60.0, description="Making and resetting an environment.")
-    step: Positive = Field(60.0, description="One step of an environment.")
-    generate: Positive = Field(300.0, description="One completion of the engine.")
-    close: Positive = Field(10.0, description="Closing an environment.")
+    init: Positive = 60.0
+    """Making and resetting an environment."""
+    step: Positive = 60.0
+    """One step of an environment."""
+    generate: Positive = 300.0
+    """One completion of the engine."""
+    close: Positive = 10.0
+    """Closing an environment."""
 
 
 class EnvironmentSection(Section):
     """One environment, `[environments.NAME]`; NAME (a-z, 0-9, -) names its topic."""
 
-    adapter: str = Field(
-        description="`textarena`, `reasoning-gym`, `gymnasium`, or `package.module:function` of your own."
-    )
-    game: str | None = Field(
-        None, description="What the adapter opens: a game, a dataset or an id of its package; absent: NAME."
-    )
-    options: Mapping[str, Any] = Field({}, description="Options of the adapter and of the game.")
-    ratio: Positive = Field(1.0, description="Share of the groups among all environments, on any scale.")
-    group_size: Count = Field(8, description="Samples of one task that are compared with each other.")
-    max_turns: CountOrNone = Field(0, description="Sampled turns of an episode; 0 leaves it to the environment.")
-    partitions: Count = Field(4, description="Partitions of its topic.")
-    seeds: Span = Field((0, (1 << 31) - 1), description="First and last seed of its tasks, both included.")
-    timeouts: TimeoutSection | None = Field(None, description="Where they differ from `[worker.timeouts]`.")
+    adapter: str
+    """`textarena`, `reasoning-gym`, `gymnasium`, or `package.module:function` of your own."""
+    game: str | None = None
+    """What the adapter opens: a game, a dataset or an id of its package; absent: NAME."""
+    options: Mapping[str, Any] = {}
+    """Options of the adapter and of the game."""
+    ratio: Positive = 1.0
+    """Share of the groups among all environments, on any scale."""
+    group_size: Count = 8
+    """Samples of one task that are compared with each other."""
+    max_turns: Whole = 0
+    """Sampled turns of an episode; 0 leaves it to the environment."""
+    partitions: Count = 4
+    """Partitions of its topic."""
+    seeds: Span = (0, (1 << 31) - 1)
+    """First and last seed of its tasks, both included."""
+    timeouts: TimeoutSection | None = None
+    """Where they differ from `[worker.timeouts]`."""
 
 
 class SamplingSection(Section):
     """How tokens are sampled."""
 
-    temperature: NotNegative = Field(1.0, description="0 is greedy.")
-    max_tokens: Count = Field(256, description="Sampled tokens of one turn, at most.")
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="Nucleus; 1 is off.")
-    top_k: CountOrNone = Field(0, description="Only the k likeliest tokens; 0 is off.")
+    temperature: NotNegative = 1.0
+    """0 is greedy."""
+    max_tokens: Count = 256
+    """Sampled tokens of one turn, at most."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus; 1 is off."""
+    top_k: Whole = 0
+    """Only the k likeliest tokens; 0 is off."""
 
 
 class WorkerSection(Section):
     """A rollout worker and its engine."""
 
-    engine: Literal["transformers", "vllm"] = Field("transformers", description="What generates tokens.")
-    model: Path | None = Field(
-        None, description="Hugging Face directory: tokenizer, shape, first weights. Absent: those of the checkpoint."
-    )
-    device: str = Field("cpu", description="`cpu`, `cuda`, `cuda:1`.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of the weights that are served.")
-    context: Count | None = Field(None, description="Tokens of one request, prompt included; absent: the model's.")
-    concurrency: Count = Field(64, description="Episodes at once.")
-    max_lag: CountOrNone | None = Field(
-        None, description="Begin no episode while the engine is more versions behind the newest policy; absent: always."
-    )
-    timeouts: TimeoutSection = Field(TimeoutSection(), description="Seconds of each stage.")
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What generates tokens."""
+    model: Path | None = None
+    """Hugging Face directory: tokenizer, shape, first weights. Absent: those of the checkpoint."""
+    device: str = "cpu"
+    """`cpu`, `cuda`, `cuda:1`."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the weights that are served."""
+    context: Count | None = None
+    """Tokens of one request, prompt included; absent: the model's."""
+    concurrency: Count = 64
+    """Episodes at once."""
+    max_lag: Whole | None = None
+    """Begin no episode while the engine is more versions behind the newest policy; absent: always."""
+    timeouts: TimeoutSection = TimeoutSection()
+    """Seconds of each stage."""
 
 
 class TrainerSection(Section):
     """What a step trains on, how, and where it is kept."""
 
-    model: Path | None = Field(None, description="Hugging Face directory that a new run starts from.")
-    objective: Literal["grpo", "clone"] = Field("grpo", description="Reinforce, or imitate the log (a warm start).")
-    advantage: Literal["grpo", "dr-grpo", "rloo"] = Field("grpo", description="Baseline and scale of a reward.")
-    aggregation: Literal["token-mean", "sequence-mean"] = Field(
-        "token-mean", description="Every token of a step weighs the same, or every sequence."
-    )
-    groups_per_step: Count = Field(32, description="Groups that one optimizer step takes.")
-    max_staleness: CountOrNone = Field(2, description="Policy versions that a trained sample may be behind; strict.")
-    group_timeout: Positive = Field(120.0, description="Seconds that a group waits for its missing samples.")
-    steps: Count | None = Field(None, description="Stop after so many steps of the run; absent: go on.")
-    checkpoint_every: Count = Field(
-        1, description="Optimizer state and cursors go into every n-th checkpoint; weights into each."
-    )
-    lr: Positive = Field(1e-6, description="Learning rate of AdamW.")
-    warmup: CountOrNone = Field(0, description="Optimizer updates over which the rate rises from 0.")
-    betas: tuple[Share, Share] = Field((0.9, 0.95), description="Decay of AdamW's two moments.")
-    weight_decay: NotNegative = Field(0.0, description="Of matrices and embeddings.")
-    grad_clip: Positive = Field(1.0, description="Largest norm of a gradient.")
-    clip_low: Share = Field(0.2, description="The policy ratio is clipped below at 1 - this.")
-    clip_high: NotNegative = Field(0.28, description="The policy ratio is clipped above at 1 + this.")
-    importance_cap: Positive = Field(2.0, description="The weight against the behaviour policy is truncated here.")
-    entropy: NotNegative = Field(0.0, description="Coefficient of the entropy bonus.")
-    kl: NotNegative = Field(0.0, description="Coefficient of the penalty for leaving the reference model.")
-    minibatches: Count = Field(1, description="Optimizer updates in one pass over a step's samples.")
-    epochs: Count = Field(1, description="Passes over a step's samples.")
-    min_informative: Share = Field(0.1, description="A step is skipped where fewer of its samples have an advantage.")
-    micro_batch_tokens: Count = Field(8192, description="Padded tokens of one forward and backward pass.")
-    bf16: bool = Field(False, description="Multiply matrices in bfloat16; weights and losses stay float32.")
-    seed: int = Field(0, description="Of the shuffle into minibatches.")
-    device: str = Field("cpu", description="`cpu`, `cuda`, `cuda:1`.")
-    buffer_bytes: Count = Field(64 << 20, description="Bytes of records that wait between log and trainer.")
+    model: Path | None = None
+    """Hugging Face directory that a new run starts from."""
+    objective: Literal["grpo", "clone"] = "grpo"
+    """Reinforce, or imitate the log (a warm start)."""
+    advantage: Literal["grpo", "dr-grpo", "rloo"] = "grpo"
+    """Baseline and scale of a reward."""
+    aggregation: Literal["token-mean", "sequence-mean"] = "token-mean"
+    """Every token of a step weighs the same, or every sequence."""
+    groups_per_step: Count = 32
+    """Groups that one optimizer step takes."""
+    max_staleness: Whole = 2
+    """Policy versions that a trained sample may be behind; strict."""
+    group_timeout: Positive = 120.0
+    """Seconds that a group waits for its missing samples."""
+    steps: Count | None = None
+    """Stop after so many steps of the run; absent: go on."""
+    checkpoint_every: Count = 1
+    """Optimizer state and cursors go into every n-th checkpoint; weights into each."""
+    lr: Positive = 1e-6
+    """Learning rate of AdamW."""
+    warmup: Whole = 0
+    """Optimizer updates over which the rate rises from 0."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """Decay of AdamW's two moments."""
+    weight_decay: NotNegative = 0.0
+    """Of matrices and embeddings."""
+    grad_clip: Positive = 1.0
+    """Largest norm of a gradient."""
+    clip_low: Share = 0.2
+    """The policy ratio is clipped below at 1 - this."""
+    clip_high: NotNegative = 0.28
+    """The policy ratio is clipped above at 1 + this."""
+    importance_cap: Positive = 2.0
+    """The weight against the behaviour policy is truncated here."""
+    entropy: NotNegative = 0.0
+    """Coefficient of the entropy bonus."""
+    kl: NotNegative = 0.0
+    """Coefficient of the penalty for leaving the reference model."""
+    minibatches: Count = 1
+    """Optimizer updates in one pass over a step's samples."""
+    epochs: Count = 1
+    """Passes over a step's samples."""
+    min_informative: Share = 0.1
+    """A step is skipped where fewer of its samples have an advantage."""
+    micro_batch_tokens: Count = 8192
+    """Padded tokens of one forward and backward pass."""
+    bf16: bool = False
+    """Multiply matrices in bfloat16; weights and losses stay float32."""
+    seed: int = 0
+    """Of the shuffle into minibatches."""
+    device: str = "cpu"
+    """`cpu`, `cuda`, `cuda:1`."""
+    buffer_bytes: Count = 64 << 20
+    """Bytes of records that wait between log and trainer."""
 
 
 class DispatchSection(Section):
     """The dispatcher. How many groups are in flight follows from the trainer's staleness bound."""
 
-    groups: Count | None = Field(None, description="Stop after so many groups; absent: go on.")
+    groups: Count | None = None
+    """Stop after so many groups; absent: go on."""
 
 
 def is_table(annotation: object) -> bool:

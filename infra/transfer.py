@@ -85,6 +85,7 @@ class Objects:
         key = self.key(file.sha256)
         try:
             entry = self._store.head(key)
+            # A wrong size is a damaged object: writing it again mends it.
             if entry.size == file.size and datetime.now(UTC) - entry.modified < FRESH:
                 return
         except NotFound:
@@ -176,6 +177,7 @@ def _remember(files: Files, fresh: Path, cache: Path, *, keep: set[str]) -> None
         if path.name not in keep:
             path.unlink(missing_ok=True)
     for name, file in files.items():
+        # What was there under this digest may have been spoilt since, or it would have been used.
         (cache / file.sha256).unlink(missing_ok=True)
         _link(fresh / name, cache / file.sha256)
 

@@ -74,7 +74,7 @@ def read_model_weights(model: "nn.Module", directory: Path) -> "dict[str, Tensor
     kind: Any = type(model)
     fresh: nn.Module
     with silent_transformers():
-        fresh = kind.from_pretrained(directory, config=source.config, dtype=source.dtype, local_files_only=True)
+        fresh = kind.from_pretrained(None, config=source.config, dtype=source.dtype, state_dict=tensors)
     return {name: tensor for name, tensor in fresh.state_dict().items() if name in own}
 
 

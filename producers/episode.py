@@ -25,7 +25,7 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -74,11 +74,10 @@ async def play_episode(
     *,
     gates: Gates | None = None,
     abort: Abort | None = None,
-    metadata: Mapping[str, str] | None = None,
 ) -> Trajectory:
-    """As `run_episode`, whoever answers. `metadata` goes into the record."""
+    """As `run_episode`, whoever answers."""
     transcript = Transcript(task, sample_index, model=voice.model, tokenizer=renderer.fingerprint)
-    transcript.metadata.update(metadata or {})
+    transcript.metadata.update(voice.metadata)
     episode = _Episode(task, environment, voice, renderer, limits, gates or Gates(), transcript)
     try:
         ending = await episode.play(abort or Abort())
@@ -130,10 +129,11 @@ class _Episode:
         except Ended as ended:
             return ended.ending
         except asyncio.CancelledError as error:
+            # What neither the abort nor the watch sent comes from outside: a shutdown.
             own = abort.interrupted + self._watch.rings
             if self._player.cancelling() - self._cancelled_before > own:
                 raise
-            if abort.interrupted and not self._watch.expired:
+            if abort.interrupted:
                 return _abort(abort.reason)
             return self._fail(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is raised becomes the cause in the record
@@ -236,6 +236,7 @@ class _Episode:
         room = self._capacity - len(transcript.tokens)
         if cut := room < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=room)
+        # A copy: the tokens grow, and an engine may hold a prompt longer than its caller waits.
         prompt, since = tuple(transcript.tokens), clock_ms()
         completion = await self._call(
             "generate",

@@ -63,6 +63,7 @@ class Mixture:
 
     def draw(self, task: Task, sample_index: int) -> Player:
         """The player of one sample of one task."""
+        # Text is hashed the same way in every process, unlike `hash`.
         generator = random.Random(f"{self._seed}/{task.task_id}/{sample_index}/{task.attempt}")
         (part,) = generator.choices(self._parts, self._weights)
         return part.make(generator)
@@ -89,7 +90,6 @@ async def play_scripted(
         limits or Limits(),
         gates=gates,
         abort=abort,
-        metadata={"player": player.name},
     )
 
 
@@ -100,6 +100,7 @@ class _PlayerVoice:
     context = _NO_CONTEXT
 
     def __init__(self, player: Player, renderer: Writing) -> None:
+        self.metadata = {"player": player.name}
         self._player = player
         self._renderer = renderer
 

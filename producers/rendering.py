@@ -10,15 +10,14 @@ the model's chat template would trim it in hindsight (earlier thinking, say). A 
 earlier turns cannot be appended to, and is refused when the renderer is made.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..infra.models import end_ids
+from ..infra.tokenizers import fingerprint, open_tokenizer
 from ..schemas import Role, RollstreamError
 from .environment import Message
 
@@ -32,9 +31,6 @@ PLAIN_TEMPLATE = (
     r"{% endfor %}{% if add_generation_prompt %}{{ 'assistant:\n' }}{% endif %}"
 )
 """For a tokenizer without a chat template."""
-
-WORDS_TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
-"""Nothing but the words of the messages."""
 
 
 class RenderingError(RollstreamError):
@@ -146,8 +142,9 @@ class Renderer:
                 continue
             shorter = self._render_around(*opening, _MARKED, _NEXT)
             longer = self._render_around(*opening, _MARKED, _NEXT, _MARKED, _NEXT)
-            # A generation prompt may hold more than a past turn shows of it (an opened thinking block): that stays.
-            steady = start.startswith(longer[0]) and longer[2].startswith(longer[1])
+            # A generation prompt may hold more than a past turn shows of it (an opened thinking block): that stays. Or
+            # it may lack the white space before the words, which is then for the model to sample.
+            steady = start.startswith(longer[0].rstrip()) and longer[2].startswith(longer[1].rstrip())
             if not steady or shorter != [longer[0], longer[2]]:
                 raise RenderingError(
                     "the chat template renders earlier turns differently once later ones follow, so it cannot be "
@@ -168,43 +165,6 @@ _SYSTEM = Message(role=Role.SYSTEM, content="rollstream0system")
 _USER = Message(role=Role.USER, content="rollstream0user")
 _MARKED = Message(role=Role.ASSISTANT, content=MARK)
 _NEXT = Message(role=Role.USER, content="rollstream0next")
-
-
-def fingerprint(tokenizer: Any) -> str:
-    """32 hex digits over vocabulary, merges, special tokens and chat template; the same after saving and opening."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    state: dict[str, Any] = json.loads(backend.to_str()) if backend is not None else {}
-    merges: list[str | list[str]] = state.get("model", {}).get("merges") or []
-    content = {
-        "vocabulary": tokenizer.get_vocab(),
-        "merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in merges],
-        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
-        "template": tokenizer.chat_template,
-    }
-    text = json.dumps(content, sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def open_tokenizer(directory: Path) -> Any:
-    """The tokenizer of a model directory. Raises `OSError` where there is none."""
-    return import_module("transformers").AutoTokenizer.from_pretrained(directory, local_files_only=True)
-
-
-def word_tokenizer(words: Sequence[str]) -> Any:
-    """A `PreTrainedTokenizerFast` with one token a word, in this order, and nothing else: ids are the words' places.
-
-    Its chat template writes the words of the messages and no wrapper around them, so `Renderer` gives one token a word.
-    A word that it does not have is an error, never an unknown token. `save_pretrained` writes a normal directory.
-    Raises `ValueError` for a word that is twice there, is empty or holds white space.
-    """
-    if len(set(words)) != len(words) or any(word.split() != [word] for word in words):
-        raise ValueError(f"words without white space, each once, expected: {list(words)[:20]} ...")
-    tokenizers: Any = import_module("tokenizers")
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: place for place, word in enumerate(words)}))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = import_module("transformers").PreTrainedTokenizerFast(tokenizer_object=backend)
-    tokenizer.chat_template = WORDS_TEMPLATE
-    return tokenizer
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Who answers an environment (an engine here, a scripted player in players.py), and what makes tokens of words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ..schemas import Sampling, Status
@@ -46,6 +46,11 @@ class Voice(Protocol):
     def model(self) -> str: ...
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        """Goes into the record."""
+        ...
+
+    @property
     def context(self) -> int:
         """Most tokens that an episode may have."""
         ...
@@ -64,6 +69,10 @@ class EngineVoice:
     @property
     def model(self) -> str:
         return self._engine.model
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return {}
 
     @property
     def context(self) -> int:

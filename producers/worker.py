@@ -162,9 +162,7 @@ class Worker:
         async with self._places:
             await self._await_turn(task)
             environment = self._environment(task)
-            trajectory = await run_episode(
-                task, index, environment, self._engine, self._renderer, limits, abort=abort
-            )
+            trajectory = await run_episode(task, index, environment, self._engine, self._renderer, limits, abort=abort)
         await delivery.deliver(trajectory, task.traceparent)
         opened.left -= 1
 

@@ -113,7 +113,7 @@ class Schemas:
         self._retry_after = retry_after
         self._clock = clock
         self._lock = Lock()
-        self._misses: dict[int, tuple[float, UnknownSchema]] = {}
+        self._misses: dict[int, tuple[float, str]] = {}
         self._known = {shipped.id: _resolved(shipped.text) for shipped in record_schemas()}
 
     def resolve(self, schema_id: int) -> Resolved:
@@ -129,11 +129,11 @@ class Schemas:
     def _find(self, schema_id: int) -> Resolved:
         missed = self._misses.get(schema_id)
         if missed is not None and self._clock() < missed[0]:
-            raise UnknownSchema(str(missed[1]))
+            raise UnknownSchema(missed[1])
         try:
             found = self._fetch(schema_id)
         except UnknownSchema as error:
-            self._remember(schema_id, error)
+            self._remember(schema_id, str(error))
             raise
         self._misses.pop(schema_id, None)
         self._known[schema_id] = found
@@ -150,11 +150,11 @@ class Schemas:
         except UnknownSchema as error:
             raise UnknownSchema(f"schema {schema_id}: {error}") from error
 
-    def _remember(self, schema_id: int, error: UnknownSchema) -> None:
+    def _remember(self, schema_id: int, message: str) -> None:
         self._misses.pop(schema_id, None)
         if len(self._misses) >= MISSES:
             del self._misses[next(iter(self._misses))]
-        self._misses[schema_id] = (self._clock() + self._retry_after, error)
+        self._misses[schema_id] = (self._clock() + self._retry_after, message)
 
 
 def _kind(schema: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ def shown(value: object) -> str:
         return f"an int of {value.bit_length()} bits"
     if isinstance(value, np.ndarray | np.generic):
         array = cast(NDArray[Any], value)
-        return f"{reprlib.repr(array.tolist())} (numpy {array.dtype})"
+        return f"{reprlib.repr(array.ravel()[:8].tolist())} (numpy {array.dtype} {array.shape})"
     return reprlib.repr(value)
 
 

@@ -176,6 +176,27 @@ def test_an_old_object_that_nobody_is_known_to_need_is_written_again(
     assert calls.of("put", "/objects/") == 3
 
 
+def test_a_damaged_object_is_mended_by_the_next_publish_that_needs_it(store: ObjectStore, tmp_path: Path) -> None:
+    manifest = publish(Checkpoints(store, RUN), 1)
+    shorten(store, f"{RUN}/objects/{manifest.files[WEIGHTS].sha256}")
+    again = publish(Checkpoints(store, RUN), 2, files=files_of(1))
+    Checkpoints(store, RUN).fetch(again, "", tmp_path / "policy")
+    assert content(tmp_path / "policy") == files_of(1)
+
+
+def test_what_was_collected_since_is_uploaded_again(store: ObjectStore, tmp_path: Path) -> None:
+    """A trainer that lost the run and took it back remembers what it published; meanwhile that may be gone."""
+    first, second = Checkpoints(store, RUN), Checkpoints(store, RUN)
+    publish(first, 1, incarnation="a")
+    second.claim("b")
+    publish(second, 2, incarnation="b", files={"weights/x": b"other"})
+    assert second.collect([], grace=0.0).objects == 3
+    first.claim("a")
+    manifest = publish(first, 3, incarnation="a", files=files_of(1))
+    first.fetch(manifest, "", tmp_path / "policy")
+    assert content(tmp_path / "policy") == files_of(1)
+
+
 def test_of_publishers_racing_one_wins(store: ObjectStore) -> None:
     names = [f"trainer-{i}" for i in range(8)]
 
@@ -231,6 +252,38 @@ def test_a_claim_in_mid_publish_fences_too_and_the_version_is_spent(store: Objec
     assert (caught.value.incarnation, caught.value.version) == ("old", 2)
     publish(new, 3, incarnation="new")
     assert [m.version for m in new.lineage(1)] == [1]
+
+
+def test_a_claim_at_the_last_moment_fences_too(store: ObjectStore) -> None:
+    """Between the look at the pointer and the write to it."""
+    new = Checkpoints(store, RUN)
+    publish(new, 1, incarnation="old")
+
+    def claim_before_pointer(name: str, key: str) -> None:
+        if (name, key) == ("put", f"{RUN}/latest.json"):
+            new.claim("new")
+
+    with pytest.raises(Fenced, match="trainer new took the run"):
+        publish(Checkpoints(Watched(store, claim_before_pointer), RUN), 2, incarnation="old")
+    latest = new.latest()
+    assert latest is not None
+    assert latest.version == 1
+
+
+def test_a_claim_sees_the_publish_that_was_faster(store: ObjectStore) -> None:
+    old = Checkpoints(store, RUN)
+    publish(old, 1, incarnation="old")
+    left = [2]
+
+    def publish_before_claim(name: str, key: str) -> None:
+        if name == "put" and left:
+            publish(old, left.pop(), incarnation="old")
+
+    pointer = Checkpoints(Watched(store, publish_before_claim), RUN).claim("new")
+    assert (pointer.version, pointer.incarnation) == (2, "new")
+    latest = old.latest()
+    assert latest is not None
+    assert latest.version == 2
 
 
 def test_a_publish_may_be_repeated(store: ObjectStore) -> None:

@@ -341,7 +341,8 @@ async def test_an_abort_before_the_start_or_after_the_end() -> None:
     assert (await playing).status is Status.COMPLETED
 
 
-async def test_an_abort_that_the_environment_swallows_leaves_no_cancellation_behind() -> None:
+@pytest.mark.parametrize("aborted", [True, False])
+async def test_a_cancellation_that_the_environment_swallows_leaves_none_behind(aborted: bool) -> None:
     reached, abort = asyncio.Event(), Abort()
 
     async def stubborn() -> Outcome:
@@ -352,11 +353,32 @@ async def test_an_abort_that_the_environment_swallows_leaves_no_cancellation_beh
             return told("won", done=True, reward=1.0)
         raise AssertionError
 
-    playing = asyncio.create_task(play(World([stubborn]), abort=abort))
+    limits = Limits() if aborted else QUICK
+    playing = asyncio.create_task(play(World([stubborn]), abort=abort, limits=limits))
     await reached.wait()
-    abort.request("stop")
+    if aborted:
+        abort.request("stop")
     assert (await playing).reward == 1.0
     assert playing.cancelling() == 0
+
+
+async def test_a_stage_may_take_longer_than_the_one_before() -> None:
+    limits = Limits(init_timeout=0.02, generate_timeout=0.04, step_timeout=0.12)
+    async with asyncio.timeout(10):
+        trajectory = await play(World([told("b"), hang]), limits=limits)
+    assert trajectory.cause == "step-timeout"
+    assert trajectory.metrics["step_seconds"] >= 0.12
+
+
+async def test_an_environment_that_turns_its_cancellation_into_an_error_has_taken_too_long() -> None:
+    async def convert() -> Outcome:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise RuntimeError("interrupted") from None
+        raise AssertionError
+
+    assert (await play(World([convert]), limits=QUICK)).cause == "step-timeout"
 
 
 @pytest.mark.parametrize("aborted", [False, True])

@@ -237,6 +237,30 @@ def test_the_first_pass_is_the_weighted_policy_gradient() -> None:
     torch.testing.assert_close(gradient, expected)
 
 
+def test_only_the_current_policy_has_a_gradient() -> None:
+    """Also where the very same tensor is given as the proximal policy or the reference."""
+    case = Case(11)
+    current = case.current.clone().requires_grad_()
+    case.proximal = case.reference = current
+    (gradient,) = torch.autograd.grad(case.loss(current).sum(), current)
+    (penalty,) = torch.autograd.grad(losses.kl_penalty(current, case.reference, case.mask).sum(), current)
+    weights = (case.current - case.behaviour).exp().clamp(max=CAP)
+    torch.testing.assert_close(gradient, torch.where(case.mask, -weights * case.advantages.unsqueeze(-1), 0.0))
+    assert penalty.eq(0).all()
+    case.reference = (current.detach() + 1).requires_grad_()
+    with pytest.raises(RuntimeError, match="not have been used"):
+        torch.autograd.grad(losses.kl_penalty(current, case.reference, case.mask).sum(), case.reference)
+
+
+@pytest.mark.parametrize("how", Aggregation)
+def test_a_mean_leaves_out_what_is_masked_whatever_it_is(how: Aggregation) -> None:
+    values = torch.tensor([[1.0, math.nan], [3.0, 5.0], [math.inf, math.nan]])
+    mask = torch.tensor([[True, False], [True, True], [False, False]])
+    expected = {Aggregation.TOKEN_MEAN: 3.0, Aggregation.SEQUENCE_MEAN: 2.5}
+    assert float(losses.aggregate(values, mask, how)) == expected[how]
+    assert float(losses.aggregate(values, mask & False, how)) == 0
+
+
 def test_float32_survives_the_extremes() -> None:
     case = Case(10, spread=200.0)
     current = case.current.float().requires_grad_()

@@ -76,7 +76,8 @@ def test_oldest_first_keeps_the_bound_exactly(max_staleness: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("staleness", "groups", "ratios"), [(-1, 1, {"a": 1}), (0, 0, {"a": 1}), (0, 1, {}), (0, 1, {"a": 0}), (0, 1, {"a": -1})]
+    ("staleness", "groups", "ratios"),
+    [(-1, 1, {"a": 1}), (0, 0, {"a": 1}), (0, 1, {}), (0, 1, {"a": 0}), (0, 1, {"a": -1})],
 )
 def test_nonsense_is_refused(staleness: int, groups: int, ratios: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):

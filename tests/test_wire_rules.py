@@ -79,6 +79,7 @@ BROKEN: list[tuple[WireRecord, dict[str, Any], str]] = [
     (TRAJECTORY, {"rewards": {"win": math.nan}}, "bad-reward"),
     (TRAJECTORY, {"turns": (USER, replace(SAMPLED, reward=math.nan))}, "bad-reward"),
     (TRAJECTORY, {"turns": (USER, replace(SAMPLED, tokens=3))}, "bad-lengths"),
+    (TRAJECTORY, {"turns": (replace(USER, tokens=3), SAMPLED)}, "bad-lengths"),
     (TRAJECTORY, {"turns": (USER, replace(SAMPLED, tokens=2**40))}, "bad-int"),
     (TRAJECTORY, {"turns": (replace(USER, tokens=-2), replace(SAMPLED, tokens=8))}, "bad-int"),
     (TRAJECTORY, {"logprobs": logprobs(), "turns": (USER, replace(SAMPLED, sampled=False))}, "bad-lengths"),

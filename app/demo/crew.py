@@ -1,8 +1,8 @@
 """The demo's processes: each under a guard, so that none outlives the demo; those that die are started again.
 
-    start --> running --exit 0--> done
-                 |----other-----> started again, at most `most_restarts` times
-                 |----stop------> SIGTERM, a grace, SIGKILL
+start --> running --exit 0--> done
+             |----other-----> started again, at most `most_restarts` times
+             |----stop------> SIGTERM, a grace, SIGKILL
 """
 
 import os
@@ -14,6 +14,17 @@ from ...infra.stack import StackError
 from ...infra.stack.children import Guard, end_children, launch_child, quote_log
 from ...infra.stack.component import Component
 from ...infra.stack.state import Child
+
+
+def process_environment() -> dict[str, str]:
+    """One thread a process: several share the cores, and a second thread would wait for the first. No network."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 @dataclass(slots=True)
@@ -50,7 +61,7 @@ class Crew:
             log=self._directory / f"{name}.log",
             command=(sys.executable, "-m", "rollstream.app.main", *arguments),
             answers=lambda: True,
-            env=dict(os.environ),
+            env=process_environment(),
             grace=20.0,
         )
         child, guard = launch_child(component, owned=True)

@@ -1,6 +1,6 @@
 """The demo's report: a folder with `summary.json`, `curves.png` and an `index.html` that needs no network.
 
-    rollstream demo ... --report demo-report
+rollstream demo ... --report demo-report
 """
 
 import html

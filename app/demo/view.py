@@ -72,7 +72,9 @@ class LiveRun:
         for name, values in sorted(self._rewards.items()):
             table.add_row(f"reward {name}", f"{values[-1]:.2f} {_bars(values)}")
         table.add_row("policy", f"version {snapshot.version}, step {snapshot.step}")
-        table.add_row("throughput", f"{snapshot.trajectories_per_s:,.0f} trajectories/s, {snapshot.tokens_per_s:,.0f} tokens/s")
+        table.add_row(
+            "throughput", f"{snapshot.trajectories_per_s:,.0f} trajectories/s, {snapshot.tokens_per_s:,.0f} tokens/s"
+        )
         table.add_row("staleness", f"{snapshot.staleness:.2f} versions (mean)")
         table.add_row("lag", f"{snapshot.lag:,} trajectories")
         table.add_row("trainer idle", f"{snapshot.idle:.0%}")

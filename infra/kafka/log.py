@@ -3,7 +3,7 @@
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from threading import Lock
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -12,15 +12,15 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from ..log import LogError, OnAssign, OnRevoke, Partition, Topic
 from .admin import Admin
 from .consumer import KafkaConsumer
-from .ends import SETTINGS as PROBE_SETTINGS
-from .ends import EndProbe
+from .ends import SETTINGS as END_SETTINGS
+from .ends import fetch_ends
 from .errors import code_of
 from .settings import assemble, check_settings, hide_secrets
 from .writer import KafkaWriter
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rollstream.infra.kafka.client")
 
 
 class KafkaLog:
@@ -36,8 +36,6 @@ class KafkaLog:
         self._settings = dict(settings or {})
         check_settings(self._settings)
         self._admin = self._open(Admin, assemble("admin", bootstrap, self._settings))
-        self._probe: EndProbe | None = None
-        self._lock = Lock()
 
     def __repr__(self) -> str:
         return f"KafkaLog({self._bootstrap!r}, settings={sorted(self._settings)})"
@@ -48,7 +46,17 @@ class KafkaLog:
         max_bytes = int(settings["message.max.bytes"])
         # the writer keeps the bound itself; the client's own must never be the one that refuses
         settings["queue.buffering.max.kbytes"] = str(2 * max(capacity, max_bytes) // 1024)
-        return KafkaWriter(self._open(_producer, settings), self._admin.rules, capacity=capacity, max_bytes=max_bytes)
+
+        def connect(batch_bytes: int) -> Producer:
+            return self._open(_producer, {**settings, "batch.size": str(batch_bytes)})
+
+        return KafkaWriter(
+            connect,
+            self._admin.rules,
+            capacity=capacity,
+            max_bytes=max_bytes,
+            batch_bytes=int(settings["batch.size"]),
+        )
 
     def subscribe(
         self,
@@ -74,7 +82,7 @@ class KafkaLog:
                 partition for partition in start if partition.topic == topic and partition not in there
             ):
                 raise LogError(f"there is no {missing[0]}: the topic has {len(there)} partitions")
-        consumer = KafkaConsumer(self._consumer({"group.id": _nobody()}), self.bounds)
+        consumer = KafkaConsumer(self._consumer({}), self.bounds)
         consumer.start(start)
         return consumer
 
@@ -82,12 +90,12 @@ class KafkaLog:
         return tuple(Partition(topic, number) for number in self._admin.find(topic).numbers)
 
     def bounds(self, partitions: Iterable[Partition]) -> dict[Partition, tuple[int, int]]:
-        chosen = frozenset(partitions)
+        chosen = list(dict.fromkeys(partitions))
         for topic in {partition.topic for partition in chosen}:
             self._admin.find(topic)
         earliest = self._admin.offsets(chosen, latest=False)
-        ends = self._find_probe().ends(self._admin.offsets(chosen, latest=True))
-        return {partition: (earliest[partition], ends[partition]) for partition in chosen}
+        latest = fetch_ends(partial(self._consumer, END_SETTINGS), self._admin.offsets(chosen, latest=True))
+        return {partition: (earliest[partition], latest[partition]) for partition in chosen}
 
     def committed(self, group: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return self._admin.committed(group, partitions)
@@ -111,11 +119,7 @@ class KafkaLog:
         self._admin.alter(topic, config)
 
     def close(self) -> None:
-        """Release the clients of the log itself; writers and consumers are closed by whoever opened them."""
-        with self._lock:
-            if self._probe is not None:
-                self._probe.close()
-                self._probe = None
+        """Nothing to release: writers and consumers are closed by whoever opened them."""
 
     def __enter__(self) -> Self:
         return self
@@ -125,14 +129,10 @@ class KafkaLog:
     ) -> None:
         self.close()
 
-    def _find_probe(self) -> EndProbe:
-        with self._lock:
-            if self._probe is None:
-                self._probe = EndProbe(self._consumer({"group.id": _nobody(), **PROBE_SETTINGS}))
-            return self._probe
-
     def _consumer(self, own: Mapping[str, str]) -> Consumer:
-        return self._open(_consumer, {**assemble("consumer", self._bootstrap, self._settings), **own})
+        """A consumer; the client wants a group even of one outside of any: its own, that it never joins."""
+        settings = assemble("consumer", self._bootstrap, self._settings)
+        return self._open(_consumer, {"group.id": f"rollstream-{uuid.uuid4()}", **settings, **own})
 
     def _open(self, client: Callable[[dict[str, str]], T], settings: dict[str, str]) -> T:
         try:
@@ -148,8 +148,3 @@ def _producer(settings: dict[str, str]) -> Producer:
 
 def _consumer(settings: dict[str, str]) -> Consumer:
     return Consumer(settings, logger=_log)
-
-
-def _nobody() -> str:
-    """The client wants a group even of a reader outside of any; this one never joins and never commits."""
-    return f"rollstream-reader-{uuid.uuid4()}"

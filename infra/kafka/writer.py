@@ -12,8 +12,9 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
-from threading import Condition, Thread, current_thread
+from threading import Condition, Lock, Thread, current_thread
 from types import TracebackType
 from typing import Self
 
@@ -28,16 +29,30 @@ PATIENCE = 60.0
 """Seconds that the first append to a topic waits for a cluster that cannot be reached."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Append:
+    """One record under way."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    number: int
+    headers: list[tuple[str, str | bytes | None]] | None
+    size: int
+    future: "Future[Position]"
+
+
 class _Buffer:
     """The records under way: how many, how many bytes; and the thread that serves their reports."""
 
     def __init__(self, client: Producer, capacity: int) -> None:
-        self.client = client
-        self.changed = Condition()
         self.pending = 0
+        self._client = client
         self._capacity = capacity
         self._bytes = 0
         self._closing = False
+        self._doubtful: dict[Partition, int] = {}
+        self._changed = Condition()
         self._thread = Thread(target=self._serve, name="rollstream-reports", daemon=True)
         self._thread.start()
 
@@ -46,42 +61,48 @@ class _Buffer:
 
         The reports' own thread is never held back: it is the one that makes room. Raises `LogError` once closing.
         """
-        with self.changed:
+        with self._changed:
             while self._bytes and self._bytes + size > self._capacity and not self._is_exempt():
-                self.changed.wait()
+                self._changed.wait()
             if self._closing:
                 raise LogError("the writer is closed")
             self.pending += 1
             self._bytes += size
 
-    def leave(self, size: int) -> None:
-        """Give the room back."""
-        with self.changed:
-            self.pending -= 1
-            self._bytes -= size
-            self.changed.notify_all()
-
-    def settle(self, future: "Future[Position]", size: int, error: KafkaError | None, message: Message) -> None:
-        """The delivery report of one record."""
-        topic, number, offset = message.topic(), message.partition(), message.offset()
-        if error is not None:
-            future.set_exception(to_log_error(error, f"append to {topic}"))
-        elif topic is None or number is None or offset is None:
-            future.set_exception(LogError(f"append to {topic}: acknowledged without a position"))
-        else:
-            future.set_result(Position(Partition(topic, number), offset))
-        self.leave(size)
+    def send(self, append: _Append) -> None:
+        """Hand a record to the client. Its future gets whatever comes of it."""
+        while True:
+            try:
+                self._client.produce(
+                    append.topic,
+                    append.value,
+                    append.key,
+                    append.number,
+                    on_delivery=partial(self._settle, append),
+                    headers=append.headers,
+                )
+                return
+            except BufferError:  # the client counts a little more than this buffer does
+                with self._changed:
+                    self._changed.wait(0.05)
+            except KafkaException as error:
+                self._finish(append, to_log_error(code_of(error), f"append to {append.topic}"))
+                return
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is under way; False when `timeout` (s) ended first."""
-        with self.changed:
-            return self.changed.wait_for(lambda: self.pending == 0, timeout)
+        with self._changed:
+            return self._changed.wait_for(lambda: self.pending == 0, timeout)
 
     def seal(self) -> None:
         """Accept no more; the thread ends once nothing is under way."""
-        with self.changed:
+        with self._changed:
             self._closing = True
-            self.changed.notify_all()
+            self._changed.notify_all()
+
+    def purge(self) -> None:
+        """Give up what is under way."""
+        self._client.purge()
 
     def join(self) -> None:
         if current_thread() is not self._thread:
@@ -92,21 +113,68 @@ class _Buffer:
 
     def _serve(self) -> None:
         while not (self._closing and self.pending == 0):
-            self.client.poll(0.1)
+            self._client.poll(0.1)
+
+    def _settle(self, append: _Append, error: KafkaError | None, message: Message) -> None:
+        """The delivery report of one record."""
+        partition = Partition(append.topic, message.partition() or 0)
+        if error is not None:
+            self._finish(append, to_log_error(error, f"append to {append.topic}"))
+        elif self._is_doubtful(partition, offset := message.offset()):
+            _log.warning("%s: acknowledged as sent before, without a position; appending once more", partition)
+            self.send(append)
+        else:
+            self._finish(append, Position(partition, offset or 0))
+
+    def _is_doubtful(self, partition: Partition, offset: int | None) -> bool:
+        """Was the batch acknowledged only as a duplicate?
+
+        So answers a broker that remembers the batch's sequence number but not where it lies, or whether it was stored
+        at all (Tansu, killed in between). The client takes that for success and counts offsets from -1.
+        """
+        expected = -1 if offset is None else self._doubtful.get(partition)
+        if expected is None:
+            return False
+        if offset is not None and offset != expected:
+            del self._doubtful[partition]
+            return False
+        self._doubtful[partition] = expected + 1
+        return True
+
+    def _finish(self, append: _Append, outcome: Position | LogError) -> None:
+        if isinstance(outcome, LogError):
+            append.future.set_exception(outcome)
+        else:
+            append.future.set_result(outcome)
+        with self._changed:
+            self.pending -= 1
+            self._bytes -= append.size
+            self._changed.notify_all()
 
 
 class KafkaWriter:
     """A `Writer` to Kafka: idempotent, `acks=all`, compressed, bounded in bytes.
 
     `find` tells a topic's settings; it is asked when a topic is first used, and again before a record is refused.
+    `connect` opens a client whose batches hold so many bytes. There is one for all usual topics, and another for those
+    that accept less than a usual batch: the broker judges a batch as a whole, and its records fall together.
     """
 
-    def __init__(self, client: Producer, find: Callable[[str], Topic], *, capacity: int, max_bytes: int) -> None:
-        self._buffer = _Buffer(client, capacity)
-        self._find = find
-        self._max_bytes = max_bytes
+    def __init__(
+        self,
+        connect: Callable[[int], Producer],
+        find: Callable[[str], Topic],
+        *,
+        capacity: int,
+        max_bytes: int,
+        batch_bytes: int,
+    ) -> None:
+        self._connect, self._find = connect, find
+        self._capacity, self._max_bytes, self._batch_bytes = capacity, max_bytes, batch_bytes
         self._topics: dict[str, Topic] = {}
+        self._lock = Lock()
         self._closed = False
+        self._buffers = {batch_bytes: _Buffer(connect(batch_bytes), capacity)}
 
     def append(
         self,
@@ -119,39 +187,38 @@ class KafkaWriter:
     ) -> "Future[Position]":
         if self._closed:
             raise LogError("the writer is closed")
-        future: Future[Position] = Future()
-        future.set_running_or_notify_cancel()
-        size = record_size(key, value, headers)
-        send = partial(
-            self._buffer.client.produce,
-            topic,
-            value,
-            key,
-            -1 if partition is None else partition,
-            on_delivery=partial(self._buffer.settle, future, size),
+        append = _Append(
+            topic=topic,
+            value=value,
+            key=key,
+            number=-1 if partition is None else partition,
             headers=[*headers.items()] if headers else None,
+            size=record_size(key, value, headers),
+            future=Future(),
         )
+        append.future.set_running_or_notify_cancel()
         try:
-            self._check(topic, key, size)
-            self._buffer.enter(size)
-            self._send(send, size, f"append to {topic}")
+            buffer = self._choose(self._check(topic, key, append.size))
+            buffer.enter(append.size)
         except LogError as error:
-            future.set_exception(error)
-        return future
+            append.future.set_exception(error)
+        else:
+            buffer.send(append)
+        return append.future
 
     def flush(self, timeout: float) -> None:
-        if not self._buffer.drain(timeout):
-            raise LogError(f"{self._buffer.pending} records not acknowledged within {timeout} s", retriable=True)
+        if not self._drain(timeout):
+            raise LogError(f"{self._pending()} records not acknowledged within {timeout} s", retriable=True)
 
     def close(self, timeout: float = 30.0) -> None:
         if self._closed:
             return
-        self._closed = True
-        self._buffer.seal()
-        left = 0 if self._buffer.drain(timeout) else self._buffer.pending
-        if left:
-            self._buffer.client.purge()
-        self._buffer.join()
+        self._seal()
+        left = 0 if self._drain(timeout) else self._pending()
+        for buffer in self._buffers.values():
+            if left:
+                buffer.purge()
+            buffer.join()
         if left:
             raise LogError(f"closed with {left} records not acknowledged within {timeout} s; their futures failed")
 
@@ -164,17 +231,18 @@ class KafkaWriter:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and hasattr(self, "_buffers"):
             warnings.warn(f"unclosed {type(self).__name__}", ResourceWarning, stacklevel=2, source=self)
-            self._buffer.seal()
+            self._seal()
 
-    def _check(self, topic: str, key: bytes | None, size: int) -> None:
+    def _check(self, topic: str, key: bytes | None, size: int) -> Topic:
         known = self._topics.get(topic)
         if known is None:
             known = self._topics[topic] = self._learn(topic)
         if size > self._limit(known):
             known = self._topics[topic] = self._learn(topic)
         check_record(known, key, size, self._limit(known))
+        return known
 
     def _limit(self, topic: Topic) -> int:
         return min(self._max_bytes, int(topic.config.get("max.message.bytes", self._max_bytes)))
@@ -190,14 +258,25 @@ class KafkaWriter:
                     raise
                 _log.warning("append to %s waits for the cluster: %s", topic, error)
 
-    def _send(self, send: Callable[[], None], size: int, doing: str) -> None:
-        while True:
-            try:
-                send()
-                return
-            except BufferError:  # the client counts a little more than the buffer does
-                with self._buffer.changed:
-                    self._buffer.changed.wait(0.05)
-            except KafkaException as error:
-                self._buffer.leave(size)
-                raise to_log_error(code_of(error), doing) from error
+    def _choose(self, topic: Topic) -> _Buffer:
+        size = min(self._batch_bytes, self._limit(topic))
+        if size not in self._buffers:
+            with self._lock:
+                if self._closed:
+                    raise LogError("the writer is closed")
+                if size not in self._buffers:
+                    self._buffers[size] = _Buffer(self._connect(size), self._capacity)
+        return self._buffers[size]
+
+    def _seal(self) -> None:
+        with self._lock:
+            self._closed = True
+            for buffer in self._buffers.values():
+                buffer.seal()
+
+    def _drain(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        return all(buffer.drain(deadline - time.monotonic()) for buffer in [*self._buffers.values()])
+
+    def _pending(self) -> int:
+        return sum(buffer.pending for buffer in [*self._buffers.values()])

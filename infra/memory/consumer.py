@@ -31,25 +31,21 @@ class MemoryConsumer:
         self._paused: set[Partition] = set()
         self._turn = 0
         self._broken: Exception | None = None
+        self._polling = False
         self._closing = False
         self._closed = False
         self._busy = RLock()
 
     def poll(self, max_records: int, timeout: float) -> list[Record]:
-        deadline = time.monotonic() + timeout
         with self._busy:
             self._check_usable()
-            while True:
-                self._rebalance()
-                with self._store.changed:
-                    if self._due():
-                        continue
-                    records = self._take(max_records)
-                    left = deadline - time.monotonic()
-                    if records or left <= 0 or self._closing:
-                        return records
-                    self._store.changed.wait(min(left, self._patience()))
-                    self._check_usable()
+            self._polling = True
+            try:
+                return self._await_records(max_records, time.monotonic() + timeout)
+            finally:
+                self._polling = False
+                if self._closing:
+                    self._release_all()
 
     def assignment(self) -> frozenset[Partition]:
         return frozenset(self._positions)
@@ -80,14 +76,8 @@ class MemoryConsumer:
             self._closing = True
             self._store.changed.notify_all()
         with self._busy:
-            if self._closed:
-                return
-            try:
-                if self._on_revoke is not None and self._positions:
-                    self._on_revoke(self.assignment())
-            finally:
-                self._closed = True
-                self._leave()
+            if not self._polling:  # else a callback of poll asks for it, and poll does it when it ends
+                self._release_all()
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +90,29 @@ class MemoryConsumer:
     def __del__(self) -> None:
         if not self._closed:
             warnings.warn(f"unclosed {type(self).__name__}", ResourceWarning, stacklevel=2, source=self)
+
+    def _await_records(self, limit: int, deadline: float) -> list[Record]:
+        while True:
+            self._rebalance()
+            with self._store.changed:
+                if self._due() and not self._closing:
+                    continue
+                records = [] if self._closing else self._take(limit)
+                left = deadline - time.monotonic()
+                if records or left <= 0 or self._closing:
+                    return records
+                self._store.changed.wait(min(left, self._patience()))
+                self._check_usable()
+
+    def _release_all(self) -> None:
+        if self._closed:
+            return
+        try:
+            if self._on_revoke is not None and self._positions:
+                self._on_revoke(self.assignment())
+        finally:
+            self._closed = True
+            self._leave()
 
     def _check_usable(self) -> None:
         if self._closed:

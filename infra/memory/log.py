@@ -80,9 +80,7 @@ class MemoryLog:
         with self._store.changed:
             there = self._store.find(topic)
             if partitions < there.partitions:
-                raise LogError(
-                    f"{topic} has {there.partitions} partitions; none can be taken away to make {partitions}"
-                )
+                raise LogError(f"{topic} has {there.partitions} partitions and cannot shrink to {partitions}")
             self._store.resize(replace(there, partitions=partitions))
 
     def alter(self, topic: str, config: Mapping[str, str]) -> None:

@@ -15,6 +15,8 @@ from .ports import LOOPBACK
 
 OLDEST_JAVA = 17
 JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+# One compiler and one collector thread: half the CPU time until it is ready, and no more for each GB after that.
+JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 LOGGING = """\
 Configuration:
   status: warn
@@ -28,6 +30,9 @@ Configuration:
       level: info
       AppenderRef:
         ref: out
+    Logger:
+      name: org.apache.kafka.common.config
+      level: warn
 """
 
 
@@ -36,7 +41,7 @@ def kafka_components(directory: Path, plan: Plan) -> list[Component]:
     kafka, java = find_kafka(), find_java()
     logging = directory / "log4j2.yaml"
     logging.write_text(LOGGING)
-    run = (java, "-Xmx512m", f"-Dlog4j2.configurationFile={logging}", "-cp", f"{kafka / 'libs'}/*")
+    run = (java, *JVM, f"-Dlog4j2.configurationFile={logging}", "-cp", f"{kafka / 'libs'}/*")
     nodes = range(1, plan.kafka_brokers + 1)
     components = [_component(directory, plan, node, run) for node in nodes]
     for component in components:

@@ -120,7 +120,7 @@ class LocalStack:
         self._reap(component)
 
     def restart(self, component: str, progress: Progress = ignore_progress) -> None:
-        """Start one server again, on the same data and port, and wait until it serves; it is ended first if it lives."""
+        """Start one server again, on the same data and port, and wait until it serves; ended first if it lives."""
         child = self._running_state(component).children[component]
         end_children([child])
         self._reap(component)

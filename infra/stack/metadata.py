@@ -20,7 +20,7 @@ def cluster_nodes(port: int, cluster: str) -> frozenset[int]:
     """Node ids that the broker on this port knows to be up; empty if none of this cluster answers there."""
     if not is_open(port):
         return frozenset()
-    client = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{port}", "log_level": 0, "error_cb": lambda _error: None})
+    client = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{port}", "log_level": 0})
     try:
         metadata = cast(_Metadata, client.list_topics(timeout=TIMEOUT))
     except KafkaException:

@@ -5,10 +5,12 @@ between two of its steps: requests under way are preempted, their cache is dropp
 anew under the new weights. Nothing is detokenized; ids go in and ids come out.
 """
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,7 @@ class VllmEngine(ThreadedEngine):
         self,
         model_directory: Path,
         *,
+        device: str | None = None,
         dtype: str | None = None,
         max_batch: int = 64,
         context: int | None = None,
@@ -49,9 +52,9 @@ class VllmEngine(ThreadedEngine):
         seed: int = 0,
         version: int = 0,
     ) -> None:
-        """Open a model directory, on the GPU where there is one.
+        """Open a model directory. vLLM takes temperatures up to 2.
 
-        `dtype`: float32 on a CPU and the model's own on a GPU unless given. `max_batch`: requests sampled at a time.
+        `device`: what this vLLM was built for; another is refused. `dtype`: float32 on a CPU and the model's own on a GPU unless given. `max_batch`: requests sampled at a time.
         `context`: the model's own unless given. `cache_bytes`: of the key-value cache; by default 1 GiB on a CPU, what
         vLLM finds free on a GPU. `end_ids`: tokens that end a turn, by default what the directory declares. `name`: for
         the records, by default the directory's. `seed`: also of this process's global generators, which vLLM seeds.
@@ -61,7 +64,7 @@ class VllmEngine(ThreadedEngine):
         def opened() -> _Backend:
             ends = declared_ends(model_directory) if end_ids is None else end_ids
             engine = _open_vllm(
-                model_directory, dtype, cache_bytes, max_num_seqs=max_batch, max_model_len=context, seed=seed
+                model_directory, device, dtype, cache_bytes, max_num_seqs=max_batch, max_model_len=context, seed=seed
             )
             return _Backend(engine, directory_shapes(model_directory), list(ends))
 
@@ -78,6 +81,8 @@ class _Backend:
         self.vocabulary: int = config.get_vocab_size()
         tied = getattr(config.hf_text_config, "tie_word_embeddings", False)
         self._optional = ("lm_head.weight",) if tied else ()
+        self._tainted = False
+        """The cache may hold NaN, which would reach later requests through the masked part of a block."""
 
     def add(self, request: Request) -> None:
         vllm: Any = import_module("vllm")
@@ -100,7 +105,9 @@ class _Backend:
         self._engine.abort_request([str(key)])
 
     def step(self) -> list[Delta]:
-        return [_delta(output) for output in self._engine.step()]
+        deltas = [_delta(output) for output in self._engine.step()]
+        self._tainted |= not all(isfinite(logprob) for delta in deltas for logprob in delta.logprobs)
+        return deltas
 
     def read(self, directory: Path) -> "Mapping[str, Tensor]":
         return read_weights(directory, self._shapes, optional=self._optional)
@@ -109,6 +116,9 @@ class _Backend:
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
         self._engine.apply_model(_refresh_packed)
         self._engine.reset_prefix_cache(reset_running_requests=True)
+        if self._tainted:
+            self._engine.collective_rpc(_zero_cache)
+            self._tainted = False
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
@@ -137,11 +147,26 @@ def _refresh_packed(model: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _open_vllm(directory: Path, dtype: str | None, cache_bytes: int | None, **options: Any) -> Any:
+def _zero_cache(worker: Any) -> None:
+    for layer in worker.model_runner.kv_caches:
+        for held in layer if isinstance(layer, list | tuple) else (layer,):
+            held.zero_()
+
+
+def _open_vllm(directory: Path, device: str | None, dtype: str | None, cache_bytes: int | None, **options: Any) -> Any:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     torch: Any = import_module("torch")
-    on_cpu: bool = import_module("vllm.platforms").current_platform.is_cpu()
+    platform: Any = import_module("vllm.platforms").current_platform
+    on_cpu: bool = platform.is_cpu()
+    if device not in (None, platform.device_type):
+        raise EngineError(
+            f"device {platform.device_type} expected, for which the vLLM here was built, {device} given; "
+            "one GPU among several is chosen by CUDA_VISIBLE_DEVICES"
+        )
+    if on_cpu:
+        # Its small compiled functions would ask for a C++ compiler, which a machine need not have.
+        platform.simple_compile_backend = "eager"
     arguments = import_module("vllm").EngineArgs(
         model=str(directory),
         skip_tokenizer_init=True,
@@ -156,6 +181,8 @@ def _open_vllm(directory: Path, dtype: str | None, cache_bytes: int | None, **op
         use_tqdm_on_load=False,
         **options,
     )
+    # At every swap it warns of layers without weights of their own; what a checkpoint must hold is checked before.
+    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
     set_threads = torch.set_num_threads
     try:
         return import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)

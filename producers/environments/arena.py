@@ -28,6 +28,7 @@ from .options import (
     check_options,
     read_common,
     read_option,
+    refuse_payload,
     tell_version,
     unknown_name,
 )
@@ -66,7 +67,7 @@ class _Arena(Protocol):
 
     def get_observation(self) -> tuple[int, list[tuple[int, str, Any]]]: ...
 
-    def close(self) -> tuple[Mapping[int, float] | None, Mapping[int, Mapping[str, Any]]]: ...
+    def close(self) -> tuple[Mapping[int, Any] | None, Mapping[int, Mapping[str, Any]]]: ...
 
 
 def open_game(name: str, options: Options) -> EnvironmentFactory:
@@ -104,6 +105,7 @@ class ArenaGame:
         self._act: Callable[[str], str | Invalid] = common.view.act or bracket_words
 
     def reset(self, payload: Mapping[str, str], seed: int) -> Outcome:
+        refuse_payload(payload)
         self._generator = random.Random(seed)
         self._referee = Referee(self._common.rules)
         said = draw_from(self._generator, lambda: self._begin(seed))
@@ -135,8 +137,10 @@ class ArenaGame:
         rewards, info = self._arena.close()
         if rewards is None:
             raise RuntimeError("expected rewards from a game that is over, found None")
-        native = float(rewards[0])
-        won = native >= 1 and not info[0]["invalid_move"]
+        invalid, paid = bool(info[0]["invalid_move"]), rewards[0]
+        # Three games give the reward and the reason of an invalid move the wrong way round.
+        native = 0.0 if invalid and isinstance(paid, str) else float(paid)
+        won = native >= 1 and not invalid
         return self._referee.end_game(
             native if self._native else float(won),
             text=str(info[0].get("reason") or ""),

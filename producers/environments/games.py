@@ -119,6 +119,7 @@ class Crew:
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
         """Run `call` now, in an idle thread or a new one."""
         future: Future[Result] = Future()
+        # From here on it cannot be cancelled: a caller that gives up must not end a call that a thread is in.
         future.set_running_or_notify_cancel()
 
         def job() -> None:
@@ -145,11 +146,13 @@ class Crew:
                 job = inbox.get(timeout=self._patience)
             except Empty:
                 with self._lock:
+                    # It may have been taken just now, with a job on its way.
                     if inbox in self._idle:
                         self._idle.remove(inbox)
                         return
                 continue
             job()
+            # A waiting thread must not keep an episode's objects alive.
             del job
             with self._lock:
                 self._idle.append(inbox)

@@ -23,6 +23,7 @@ from .options import (
     check_options,
     read_common,
     read_option,
+    refuse_payload,
     resolve_name,
     tell_version,
     unknown_name,
@@ -147,10 +148,12 @@ class GymGame:
         self._act: Callable[[str], int | Invalid] = kit.common.view.act or self._find_action
 
     def reset(self, payload: Mapping[str, str], seed: int) -> Outcome:
+        refuse_payload(payload)
         kit = self._kit
         self._gym = kit.make_map(seed) if kit.make_map else kit.shelf.take()
         self._referee = Referee(kit.common.rules)
         self._total = 0.0
+        # Until it has answered; one that did not may be in any state.
         self._sound = False
         observation, info = self._gym.reset(seed=seed)
         self._sound = True
@@ -240,8 +243,9 @@ def _plan_maps(options: Options, parameters: set[str], make: Callable[..., _Gym]
         return None
     if not {"desc", "map_name"} <= parameters or {"desc", "map_name"} & set(options):
         raise UnusableEnvironment("option 'random_map': expected FrozenLake without a 'desc' or 'map_name' of its own")
-    if size < 2 or not 0 < frozen <= 1:
-        raise UnusableEnvironment(f"expected random_map >= 2 and 0 < frozen <= 1, found {size} and {frozen}")
+    # Maps are drawn until one has a way to the goal; with fewer safe cells than 0.59 large ones never have.
+    if size < 2 or not 0.6 <= frozen <= 1:
+        raise UnusableEnvironment(f"expected random_map >= 2 and 0.6 <= frozen <= 1, found {size} and {frozen}")
     draw_map = import_module("gymnasium.envs.toy_text.frozen_lake").generate_random_map
     return lambda seed: make(desc=draw_map(size=size, p=frozen, seed=seed))
 

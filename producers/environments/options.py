@@ -95,6 +95,12 @@ def resolve_name(reference: str) -> object:
         raise UnusableEnvironment(f"{reference!r} names nothing (expected 'package.module:name'): {error}") from error
 
 
+def refuse_payload(payload: Mapping[str, str]) -> None:
+    """Raise for a task's payload where the seed and the options say all."""
+    if payload:
+        raise UnusableEnvironment(f"expected a task without payload, found {dict(payload)}; use the options")
+
+
 @cache
 def tell_version(package: str) -> str:
     """Package and version, for the records. Kept: looking it up takes a millisecond."""

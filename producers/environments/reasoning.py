@@ -19,6 +19,7 @@ from .options import (
     check_options,
     read_common,
     read_option,
+    refuse_payload,
     tell_version,
     unknown_name,
 )
@@ -88,6 +89,7 @@ class ReasoningGame:
         self._act: Callable[[str], str | Invalid] = common.view.act or take_answer
 
     def reset(self, payload: Mapping[str, str], seed: int) -> Outcome:
+        refuse_payload(payload)
         self._item = self._make_item(seed)
         self._left = self._tries
         self._referee = Referee(self._common.rules)
