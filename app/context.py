@@ -1,8 +1,9 @@
-"""What a command works with: the configuration, and the log, store and checkpoints that it names, opened on first use."""
+"""What a command works with: the configuration, and the log, store and checkpoints that it names.
 
-import json
-import sys
-from collections.abc import Generator, Mapping, Sequence
+--config, --set --> Config --> Context --on first use--> log, store, checkpoints --> closed with the command
+"""
+
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,9 @@ import typer
 
 from ..infra.config import Config
 from ..infra.topics import Names
+from ..schemas.errors import RollstreamError
 from . import wiring
+from .reach import reach_broker, reach_store
 
 if TYPE_CHECKING:
     from ..infra.checkpoints import Checkpoints
@@ -56,12 +59,16 @@ class Context:
 
     @cached_property
     def log(self) -> "Log":
+        """Raises `Unreachable` where no broker answers."""
+        reach_broker(self.config.kafka.bootstrap)
         return wiring.open_log(self.config)
 
     @cached_property
     def store(self) -> "ObjectStore":
+        """Raises `Unreachable` where no store answers."""
         from ..infra.s3 import S3Store
 
+        reach_store(self.config.store.url)
         return S3Store.from_config(self.config.store)
 
     @cached_property
@@ -77,11 +84,24 @@ class Context:
         partitions = {name: e.partitions for name, e in self.config.environments.items()}
         return declared(self.config.run.namespace, partitions)
 
+    def environment_topics(self) -> dict[str, str]:
+        """Environment -> trajectory topic, of those on the log. Raises `RollstreamError` where there is none."""
+        found = {e: t for t in sorted(self.log.topics()) if (e := self.names.environment(t)) is not None}
+        if not found:
+            raise RollstreamError(
+                f"no topic {self.names.namespace}.trajectories.* at {self.config.kafka.bootstrap}; "
+                "`rollstream topics apply` creates what the configuration declares"
+            )
+        return found
+
+    def expect_environments(self) -> None:
+        """Raises `RollstreamError` where none is configured."""
+        if not self.config.environments:
+            raise RollstreamError(
+                "no environment is configured; add a table [environments.NAME] with an adapter, "
+                "or --set environments.NAME.adapter=textarena"
+            )
+
     def close(self) -> None:
         if "log" in self.__dict__:
             self.log.close()
-
-
-def print_json(value: Mapping[str, object] | Sequence[object]) -> None:
-    """One JSON document on standard output, for scripts."""
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

@@ -3,22 +3,41 @@
 main -> root options (--config, --set, --verbose) -> command -> Context (configuration, log, store) -> the floors below
 """
 
-import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from .. import __version__
-from ..schemas.errors import RollstreamError
-from . import inspect, local, roles, topics
+from ..schemas.errors import MissingExtra, RollstreamError
+from . import books, evaluate, inspect, local, roles, settings, topics
 from .context import Options
 from .demo import command as demo
+from .logs import configure_logging
+from .output import examples
+
+EXTRAS = {
+    "torch": "train",
+    "transformers": "train",
+    "safetensors": "train",
+    "vllm": "vllm",
+    "textarena": "envs",
+    "reasoning_gym": "envs",
+    "gymnasium": "envs",
+    "matplotlib": "plot",
+}
+"""Module -> the extra that brings it."""
 
 cli = typer.Typer(
     name="rollstream",
-    help="Rollout-as-a-service for agent reinforcement learning, on a durable log.",
+    help="Rollouts for agent reinforcement learning, on a durable log.",
+    epilog=examples(
+        "rollstream demo",
+        "rollstream up; rollstream topics apply -y; rollstream status",
+        "rollstream -c run.toml -s trainer.lr=1e-5 train --model MODEL_DIRECTORY",
+        "rollstream COMMAND --help",
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -56,23 +75,45 @@ def root(
     ] = False,
 ) -> None:
     """Options that every command takes."""
-    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("rollstream").setLevel(level)
+    configure_logging(verbose)
     context.obj = Options(config=config, overrides=tuple(overrides or ()))
 
 
-for module in (demo, local, topics, roles, inspect):
+for module in (demo, local, topics, roles, evaluate, inspect, books, settings):
     module.register(cli)
 
 
 def main() -> None:
-    """Entry point of the console script. What rollstream raises on purpose ends in one line and exit status 2."""
+    """Entry point of the console script. What can be foreseen to go wrong ends in one line and exit status 2."""
     try:
         cli()
     except RollstreamError as error:
-        sys.stderr.write(f"rollstream: {error}\n")
-        sys.exit(2)
+        _fail(error)
+    except ExceptionGroup as group:
+        expected, others = group.split(RollstreamError)
+        if others is not None or expected is None:
+            raise
+        _fail(_first(expected))
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        _fail(MissingExtra(f"this command (module {module})", EXTRAS[module]))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}")
+
+
+def _first(group: ExceptionGroup[RollstreamError]) -> RollstreamError:
+    """What the first of several parts failed of; the others ended with it."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, ExceptionGroup) else error
+
+
+def _fail(error: object) -> NoReturn:
+    sys.stderr.write(f"rollstream: {error}\n")
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from ..infra.log import Log, Partition
 from ..infra.topics import Names
 from ..schemas import Receipt, WireError, decode_as
+from .output import Pace
 
 WINDOW = 20
 """Receipts that rates and means are taken over."""
+LAG_EVERY = 1.0
+"""Seconds between two questions to the broker where the topics end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,8 @@ class RunMonitor:
         self._consumer = log.read({p: first for p, (first, _) in bounds.items()})
         self._recent: deque[Receipt] = deque(maxlen=WINDOW)
         self._settled: dict[Partition, int] = {}
+        self._ends: dict[Partition, int] = {}
+        self._asking = Pace(LAG_EVERY, at_once=True)
 
     def poll(self, timeout: float) -> list[Receipt]:
         """New receipts of the run, oldest first, those before `from_step` left out."""
@@ -86,8 +91,9 @@ class RunMonitor:
             self._settled[partition] = self._settled.get(partition, 0) + count
 
     def _lag(self) -> int:
-        bounds = self._log.bounds(self._partitions)
-        return sum(max(0, end - self._settled.get(p, 0)) for p, (_, end) in bounds.items())
+        if self._asking.due():
+            self._ends = {p: end for p, (_, end) in self._log.bounds(self._partitions).items()}
+        return sum(max(0, end - self._settled.get(p, 0)) for p, end in self._ends.items())
 
     def _sum(self, name: str, *, skip: int = 0) -> float:
         return sum(r.metrics.get(name, 0.0) for r in list(self._recent)[skip:])

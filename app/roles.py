@@ -1,40 +1,54 @@
-"""`rollstream dispatch | work | train | evaluate`: the long-running roles of a run, each a process of its own."""
+"""`rollstream dispatch | work | train`: the long-running roles of a run, each a process of its own.
+
+SIGTERM, Ctrl-C --> finish what is under way, give back the rest --> exit 0
+a second Ctrl-C --> at once; nothing is lost by it
+"""
 
 import asyncio
+import contextlib
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..schemas.errors import RollstreamError
 from . import wiring
-from .context import Context, opened, print_json
+from .context import Context, opened
+from .output import Pace, examples
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from ..producers.engine import Engine
+    from ..producers.worker import Worker
     from ..schemas import Receipt, Task
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+TELL_EVERY = 5.0
+"""Seconds between two lines of progress."""
 
 
 def register(cli: typer.Typer) -> None:
-    cli.command(epilog="Examples: rollstream dispatch  |  rollstream dispatch --groups 100")(dispatch)
-    cli.command(epilog="Examples: rollstream work  |  rollstream -s worker.engine=vllm -s worker.device=cuda work")(
-        work
-    )
+    cli.command(epilog=examples("rollstream dispatch", "rollstream dispatch --groups 100"))(dispatch)
+    cli.command(epilog=examples("rollstream work", "rollstream -s worker.engine=vllm -s worker.device=cuda work"))(work)
     cli.command(
-        epilog="Examples: rollstream train --model DIR  |  rollstream -s trainer.objective=clone train --until-end"
+        epilog=examples(
+            "rollstream train --model MODEL_DIRECTORY",
+            "rollstream -s trainer.steps=500 train",
+            "rollstream -s trainer.objective=clone train --until-end",
+        )
     )(train)
-    cli.command(epilog="Example: rollstream evaluate --episodes 200 --first-seed 1000000 --json")(evaluate)
 
 
 def dispatch(
     context: typer.Context,
-    groups: Annotated[int | None, typer.Option(help="Stop after so many groups; else dispatch.groups.")] = None,
+    groups: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many groups; else after dispatch.groups, or never.")
+    ] = None,
 ) -> None:
     """Turn the configured environments into tasks, one group for every free slot.
 
@@ -43,6 +57,7 @@ def dispatch(
     from ..producers.dispatcher import Dispatcher
 
     with opened(context) as here:
+        here.expect_environments()
         config = here.config
         dispatcher = Dispatcher(
             here.log,
@@ -53,8 +68,8 @@ def dispatch(
             groups_per_step=config.trainer.groups_per_step,
         )
         with on_signals(dispatcher.stop):
-            sent = dispatcher.run(limit=groups or config.dispatch.groups, progress=_say_task)
-        typer.echo(f"dispatched {sent} groups")
+            sent = dispatcher.run(limit=groups or config.dispatch.groups, progress=_task_teller())
+        typer.echo(f"dispatched {sent:,} groups")
 
 
 def work(context: typer.Context) -> None:
@@ -63,13 +78,16 @@ def work(context: typer.Context) -> None:
     Start as many as there are GPUs; they share the tasks. A worker that dies gives its unfinished tasks back.
     """
     with opened(context) as here, tempfile.TemporaryDirectory(prefix="rollstream-worker-") as scratch:
-        asyncio.run(_serve(here, Path(scratch)))
+        here.expect_environments()
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(_serve(here, Path(scratch)))
 
 
 async def _serve(here: Context, scratch: Path) -> None:
     from ..producers.policy import PolicyFollower
     from ..producers.worker import Worker
 
+    _on_loop_signals(_canceller())
     follower = PolicyFollower(here.log, here.names, here.run, here.checkpoints, scratch)
     environments = wiring.environments(here.config)
     policy = await follower.first()
@@ -78,76 +96,75 @@ async def _serve(here: Context, scratch: Path) -> None:
         settings = wiring.worker_settings(here.config)
         renderer = wiring.open_renderer(policy.directory)
         worker = Worker(here.log, here.names, environments, engine, renderer, follower, settings)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.stop)
+        _on_loop_signals(worker.stop)
         typer.echo(f"serving {', '.join(environments)} from policy {policy.version}")
-        await worker.run()
+        teller = asyncio.create_task(_tell_work(worker, engine))
+        try:
+            await worker.run()
+        finally:
+            teller.cancel()
     finally:
         await engine.close()
 
 
+def _canceller() -> Callable[[], object]:
+    """Ends this task where it stands: before there is a worker nothing is under way."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancel
+
+
+def _on_loop_signals(stop: Callable[[], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+async def _tell_work(worker: "Worker", engine: "Engine") -> None:
+    """A line every few seconds in which something was done."""
+    before, began = 0, time.monotonic()
+    while True:
+        await asyncio.sleep(TELL_EVERY)
+        done, now = sum(worker.counts.values()), time.monotonic()
+        if done != before:
+            states = ", ".join(f"{state} {count:,}" for state, count in sorted(worker.counts.items()))
+            typer.echo(f"{(done - before) / (now - began):.1f} trajectories/s  policy {engine.version}  {states}")
+        before, began = done, now
+
+
 def train(
     context: typer.Context,
-    model: Annotated[Path | None, typer.Option(help="Hugging Face directory that a new run starts from.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory that a new run starts from; else trainer.model.")
+    ] = None,
     until_end: Annotated[
         bool, typer.Option("--until-end", help="Stop at the present end of the log: a replay.")
     ] = False,
 ) -> None:
     """Train on the trajectories of the configured environments, and publish every policy.
 
-    A run that has checkpoints goes on from the latest one, at the offsets inside it.
+    A run that has checkpoints goes on from the latest one, at the offsets inside it. Prints a line a step.
     """
-    from ..consumers.trainer import Trainer
-
     with opened(context) as here, tempfile.TemporaryDirectory(prefix="rollstream-trainer-") as scratch:
+        here.expect_environments()
+        start = model or here.config.trainer.model
+        if start is not None and not (start / "config.json").is_file():
+            key = "--model" if model else "trainer.model"
+            raise RollstreamError(f"{key}: expected a Hugging Face directory with a config.json, found {start}")
+
+        from ..consumers.trainer import Trainer
+
         settings = wiring.trainer_settings(here.config, until_end=until_end)
         trainer = Trainer(
-            here.log, here.names, here.run, here.checkpoints, settings, scratch=Path(scratch), on_step=_say_step
+            here.log, here.names, here.run, here.checkpoints, settings, scratch=Path(scratch), on_step=_tell_step
         )
         with on_signals(trainer.stop):
-            place = trainer.run(model or here.config.trainer.model)
+            place = trainer.run(start)
         typer.echo(f"run {here.run} stands at policy {place.version}, step {place.step}")
 
 
-def evaluate(
-    context: typer.Context,
-    episodes: Annotated[int, typer.Option(help="Episodes of each environment, each with a seed of its own.")] = 200,
-    first_seed: Annotated[int, typer.Option(help="Seeds go up from here; keep them apart from those of training.")] = 1
-    << 30,
-    version: Annotated[int | None, typer.Option(help="Policy version; else the latest.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Play episodes with a published policy, apart from training, and print the mean reward of each environment."""
-    from ..producers.evaluation import evaluate_policy
-
-    with opened(context) as here, tempfile.TemporaryDirectory(prefix="rollstream-evaluate-") as scratch:
-        manifest = here.checkpoints.latest() if version is None else here.checkpoints.manifest(version)
-        if manifest is None:
-            raise typer.BadParameter(f"run {here.run} has no checkpoint yet")
-        here.checkpoints.fetch(manifest, "weights/", Path(scratch) / "policy")
-        scores = asyncio.run(
-            evaluate_policy(
-                lambda: wiring.open_engine(here.config, Path(scratch) / "policy/weights", version=manifest.version),
-                wiring.open_renderer(Path(scratch) / "policy/weights"),
-                wiring.environments(here.config),
-                sampling=wiring.sampling(here.config),
-                max_turns={name: e.max_turns for name, e in here.config.environments.items()},
-                limits=wiring.limits(here.config.worker.timeouts),
-                seeds=range(first_seed, first_seed + episodes),
-                concurrency=here.config.worker.concurrency,
-            )
-        )
-    if as_json:
-        print_json({"version": manifest.version, "episodes": episodes, "reward": scores})
-    else:
-        for name, reward in scores.items():
-            typer.echo(f"{name:<20} {reward:.4f}  ({episodes} episodes, policy {manifest.version})")
-
-
-@contextmanager
-def on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the role in order; a second Ctrl-C ends it at once."""
+@contextlib.contextmanager
+def on_signals(stop: Callable[[], None]) -> Generator[None]:
+    """SIGTERM and Ctrl-C end the role in order; a second one ends it at once."""
 
     def handle(number: int, frame: "FrameType | None") -> None:
         stop()
@@ -161,11 +178,19 @@ def on_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _say_task(task: "Task") -> None:
-    typer.echo(f"task {task.task_id} seed {task.seed}")
+def _task_teller() -> "Callable[[Task], None]":
+    pace, counts = Pace(TELL_EVERY, at_once=True), Counter[str]()
+
+    def tell(task: "Task") -> None:
+        counts[task.environment] += 1
+        if pace.due():
+            shares = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+            typer.echo(f"dispatched {counts.total():,} groups ({shares}), last {task.task_id} with seed {task.seed}")
+
+    return tell
 
 
-def _say_step(receipt: "Receipt") -> None:
+def _tell_step(receipt: "Receipt") -> None:
     m = receipt.metrics
     typer.echo(
         f"step {receipt.step}  policy {receipt.version}  loss {receipt.loss:+.4f}  reward {m.get('reward', 0):.3f}  "

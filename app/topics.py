@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from .context import Context, opened, print_json
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+from .context import Context, opened
+from .output import AsJson, examples, print_json
 
 topics = typer.Typer(help="Plan, apply and verify the topics that the configuration declares.", no_args_is_help=True)
 
@@ -15,7 +14,7 @@ def register(cli: typer.Typer) -> None:
     cli.add_typer(topics, name="topics")
 
 
-@topics.command(epilog="Example: rollstream topics plan")
+@topics.command(epilog=examples("rollstream topics plan", "rollstream -c run.toml topics plan --json"))
 def plan(context: typer.Context, as_json: AsJson = False) -> None:
     """Show what `apply` would change, and change nothing."""
     from ..infra.topics import plan as plan_changes
@@ -25,7 +24,7 @@ def plan(context: typer.Context, as_json: AsJson = False) -> None:
     _show([str(change) for change in changes], as_json=as_json, empty="nothing to do")
 
 
-@topics.command(epilog="Examples: rollstream topics apply  |  rollstream topics apply --yes")
+@topics.command(epilog=examples("rollstream topics apply", "rollstream topics apply --yes"))
 def apply(
     context: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -42,7 +41,7 @@ def apply(
         apply_topics(here)
 
 
-@topics.command(epilog="Example: rollstream topics verify --json")
+@topics.command(epilog=examples("rollstream topics verify", "rollstream topics verify --json"))
 def verify(context: typer.Context, as_json: AsJson = False) -> None:
     """Compare only, for clusters that somebody else manages. Exits 1 on a difference."""
     from ..infra.topics import verify as find_differences

@@ -140,7 +140,7 @@ def trainer_settings(config: Config, *, until_end: bool = False) -> "TrainerSett
 
     trainer, learner = config.trainer, learner_settings(config)
     return TrainerSettings(
-        environments=tuple(config.environments),
+        environments={name: e.ratio * e.group_size for name, e in config.environments.items()},
         learner=learner,
         groups_per_step=trainer.groups_per_step,
         max_staleness=None if learner.objective is Objective.CLONE else trainer.max_staleness,

@@ -4,8 +4,8 @@
                                                 |           |
                                              dropped    dead letter
 
-Nothing falls to the floor: a record that cannot be used becomes an arrival with a reason, and its offset is settled like
-every other.
+Nothing falls to the floor: a record that cannot be used becomes an arrival with a reason, and its offset is settled
+like every other. Where its headers can be read it still takes its seat in its group, which need not wait for it then.
 """
 
 from dataclasses import dataclass
@@ -54,6 +54,7 @@ class Admission:
         """Never raises for what is in the record; raises `LogError` where the dead letter cannot be written."""
         if record.value is None:
             return _dropped(record, "tombstone")
+        headers: TrajectoryHeaders | None = None
         try:
             headers = parse_headers(record.headers)
             reason = self.gate.judge(headers.lowest_version) if headers.lowest_version is not None else None
@@ -62,7 +63,7 @@ class Admission:
             trajectory = self._decode(record.value)
         except WireError as error:
             self.dead_letters.send(record, reason=error.reason, error=str(error))
-            return _dropped(record, error.reason)
+            return _dropped(record, error.reason, headers)
         return self._judge(record, trajectory)
 
     def _decode(self, value: bytes) -> Trajectory:

@@ -5,21 +5,21 @@ receipts on the checkpoint's lineage      what was trained, what was dropped and
 cursors in the checkpoint                 what should have been settled by now
 
 settled below the cursor, in no receipt   -> lost
-trained by two receipts, or an id twice   -> twice
+settled by two receipts, or an id twice   -> twice
 not settled                               -> pending
 """
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..infra.checkpoints import Checkpoints, Manifest
-from ..infra.cursors import Cursors, CursorTracker
+from ..infra.cursors import Cursors
 from ..infra.log import Log, Partition, Position, Record
 from ..infra.scan import scan
 from ..infra.topics import Names
-from ..schemas import Receipt, WireError, parse_headers
+from ..schemas import Receipt, Trajectory, WireError, decode_as, parse_headers
 from .ledger import Ledger, lineage
 
 logger = logging.getLogger(__name__)
@@ -65,29 +65,52 @@ class Audit:
 
 
 class Fates:
-    """Position -> how often trained, and why dropped, over one lineage."""
+    """What the receipts of one lineage tell of each position."""
 
     def __init__(self, receipts: Iterable[Receipt]) -> None:
-        self.trained: Counter[Position] = Counter()
+        self.trained: set[Position] = set()
         self.dropped: dict[Position, str] = {}
+        self.settled: Counter[Position] = Counter()
+        """How many times; once is right."""
         for receipt in receipts:
             for consumed in receipt.consumed:
                 partition = Partition(consumed.topic, consumed.partition)
-                self.trained.update(Position(partition, int(o)) for o in consumed.trained)
+                trained = [Position(partition, int(o)) for o in consumed.trained]
+                self.trained.update(trained)
+                self.settled.update(trained)
                 for reason, offsets in consumed.dropped.items():
-                    self.dropped.update({Position(partition, int(o)): reason for o in offsets})
+                    dropped = [Position(partition, int(o)) for o in offsets]
+                    self.dropped.update(dict.fromkeys(dropped, reason))
+                    self.settled.update(dropped)
 
 
-def audit(log: Log, names: Names, run: str, checkpoints: Checkpoints, *, version: int | None = None) -> Audit:
+def audit(
+    log: Log,
+    names: Names,
+    run: str,
+    checkpoints: Checkpoints,
+    *,
+    version: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Audit:
     """Audit the run's latest checkpoint, or the one with this policy version. Works on a live run.
 
-    Raises `CheckpointError` for a version without a checkpoint.
+    `progress` is called with the number of records read so far. Raises `CheckpointError` for a version without a
+    checkpoint.
     """
     manifest = checkpoints.latest() if version is None else checkpoints.manifest(version)
     fates, cursors = _progress(log, names, run, manifest)
     topics = sorted(t for t in log.topics() if names.environment(t) is not None)
     partitions = [p for t in topics for p in log.partitions(t)]
-    return _judge(scan(log, partitions), fates, cursors, manifest.version if manifest else 0)
+    records = _counted(scan(log, partitions), progress)
+    return _judge(records, fates, cursors, manifest.version if manifest else 0)
+
+
+def _counted(records: Iterator[Record], progress: Callable[[int], None] | None) -> Iterator[Record]:
+    for number, record in enumerate(records, start=1):
+        yield record
+        if progress is not None:
+            progress(number)
 
 
 def _progress(log: Log, names: Names, run: str, manifest: Manifest | None) -> tuple[Fates, Cursors]:
@@ -101,49 +124,64 @@ def _progress(log: Log, names: Names, run: str, manifest: Manifest | None) -> tu
 
 
 def _judge(records: Iterator[Record], fates: Fates, cursors: Cursors, version: int) -> Audit:
-    trackers = {p: CursorTracker(c) for p, c in cursors.items()}
-    acknowledged = trained = pending = met = 0
-    dropped: Counter[str] = Counter()
-    lost: list[str] = []
-    twice: list[str] = []
-    ids: dict[str, Position] = {}
+    tally = _Tally(fates, cursors)
     for record in records:
-        position = record.position
-        times, reason = fates.trained[position], fates.dropped.get(position)
-        met += bool(times) or reason is not None
-        if record.value is None:
-            continue
-        acknowledged += 1
-        if times:
-            trained += 1
-            twice += [f"{position} was trained {times} times"] * (times > 1 or reason is not None)
-            twice += _repeated(record, ids)
-        elif reason is not None:
-            dropped[reason] += 1
-        elif (tracker := trackers.get(position.partition)) is not None and tracker.used(position.offset):
-            lost.append(f"{position} lies below the cursor and in no receipt")
-        else:
-            pending += 1
+        tally.add(record)
     return Audit(
-        acknowledged=acknowledged,
-        trained=trained,
-        dropped=dropped,
-        pending=pending,
-        lost=len(lost),
-        twice=len(twice),
-        expired=len(fates.trained.keys() | fates.dropped.keys()) - met,
+        acknowledged=tally.acknowledged,
+        trained=tally.trained,
+        dropped=tally.dropped,
+        pending=tally.pending,
+        lost=len(tally.lost),
+        twice=len(tally.twice),
+        expired=len(fates.settled) - tally.met,
         version=version,
-        problems=tuple((lost + twice)[:20]),
+        problems=tuple((tally.lost + tally.twice)[:20]),
     )
 
 
-def _repeated(record: Record, ids: dict[str, Position]) -> list[str]:
-    """A trajectory id that was trained from another position already."""
+class _Tally:
+    """Counts the records of the log against their fates."""
+
+    def __init__(self, fates: Fates, cursors: Cursors) -> None:
+        self._fates, self._cursors = fates, cursors
+        self._ids: dict[str, Position] = {}
+        self.acknowledged = self.trained = self.pending = self.met = 0
+        self.dropped: Counter[str] = Counter()
+        self.lost: list[str] = []
+        self.twice: list[str] = []
+
+    def add(self, record: Record) -> None:
+        position, fates = record.position, self._fates
+        times = fates.settled[position]
+        self.met += times > 0
+        if times > 1:
+            self.twice.append(f"{position} was settled {times} times")
+        if record.value is None:
+            return
+        self.acknowledged += 1
+        if position in fates.trained:
+            self.trained += 1
+            self._compare(record, record.value)
+        elif times:
+            self.dropped[fates.dropped[position]] += 1
+        elif (cursor := self._cursors.get(position.partition)) is not None and cursor.used(position.offset):
+            self.lost.append(f"{position} is settled by the cursor and in no receipt")
+        else:
+            self.pending += 1
+
+    def _compare(self, record: Record, value: bytes) -> None:
+        """Was this trajectory id trained from another position already?"""
+        trajectory_id = _identify(record, value)
+        first = self._ids.setdefault(trajectory_id, record.position)
+        if first != record.position:
+            self.twice.append(f"{record.position} and {first} both trained {trajectory_id}")
+
+
+def _identify(record: Record, value: bytes) -> str:
+    """Its trajectory id, of the headers or else of the body; its position where neither tells."""
     try:
-        trajectory_id = parse_headers(record.headers).trajectory_id
+        named = parse_headers(record.headers).trajectory_id
+        return named if named is not None else decode_as(Trajectory, value).trajectory_id
     except WireError:
-        return []
-    if trajectory_id is None:
-        return []
-    first = ids.setdefault(trajectory_id, record.position)
-    return [] if first == record.position else [f"{record.position} and {first} both trained {trajectory_id}"]
+        return str(record.position)

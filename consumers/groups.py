@@ -1,16 +1,18 @@
 """The group assembler: samples of one task come together, or their group is settled without the missing ones.
 
-    arrival --> waiting group --complete--------> Group        (all samples here, kept or dropped)
-                     |--------group timeout-----> Group        (what is there trains; the rest arrives "late")
-    arrival of a group settled before -----------> dropped: "late", or "duplicate" where that sample was there
-    arrival of a sample already waiting ---------> dropped: "duplicate"
+    arrival --> waiting --complete--------> settled --take--> the step         (all samples here, kept or dropped)
+                   |--------group timeout-> settled                            (what is there trains)
+    arrival of a group settled before ----> dropped: "late", or "duplicate" where that sample was there
+    arrival of a sample already waiting --> dropped: "duplicate"
 
-Other groups never wait for a slow one.
+Other groups never wait for a slow one. A group that is settled and not yet taken is known here, one that a step took is
+known to `Seen`: there is no moment in which a second copy of a group could become a group of its own.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from ..infra.log import Partition, Position
@@ -39,20 +41,33 @@ class Group:
     """A settled group: what may train, in sample order, and what was dropped."""
 
     group_id: str
-    """Empty for a record that belongs to no waiting group."""
+    """Empty for records that belong to no group, or to one settled before."""
     members: tuple[Member, ...]
     dropped: tuple[Drop, ...]
 
 
 @dataclass(slots=True)
 class _Waiting:
-    size: int
-    """0 until a member that could be decoded tells."""
     since: float
-    members: dict[str, Arrival] = field(default_factory=dict[str, Arrival])
+    size: int = 0
+    """0 until a sample tells."""
+    samples: dict[str, Arrival] = field(default_factory=dict[str, Arrival])
+    """By trajectory id, or by position where the record does not tell."""
 
     def complete(self) -> bool:
-        return 0 < self.size <= len(self.members)
+        return 0 < self.size <= len(self.samples)
+
+    def holds(self, arrival: Arrival) -> bool:
+        return _key(arrival) in self.samples
+
+    def put(self, arrival: Arrival) -> Arrival | None:
+        """Seat it; returns the one that has to go: a second copy, unless only that one can train."""
+        there = self.samples.get(_key(arrival))
+        if there is not None and (there.trajectory is not None or arrival.trajectory is None):
+            return arrival
+        self.samples[_key(arrival)] = arrival
+        self.size = max(self.size, arrival.group_size)
+        return there
 
 
 class Assembler:
@@ -61,61 +76,117 @@ class Assembler:
     def __init__(
         self, seen: Seen, *, timeout: float, min_samples: int = 2, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`timeout` in seconds from a group's first arrival; a group that times out with fewer than `min_samples` samples
-        that may train is dropped as "group-timeout"."""
-        self._seen, self._timeout, self._min_samples, self._clock = seen, timeout, min_samples, clock
-        self._waiting: dict[str, _Waiting] = {}
+        """`timeout` in seconds of listening from a group's first arrival.
 
-    def __len__(self) -> int:
-        """Groups still waiting for samples."""
+        A group that times out with fewer than `min_samples` samples that may train is dropped as "group-timeout".
+        """
+        self._seen, self._timeout, self._min_samples, self._clock = seen, timeout, min_samples, clock
+        self._deaf = 0.0
+        self._waiting: dict[str, _Waiting] = {}
+        self._settled: dict[str, _Waiting] = {}
+        self._lone: list[Drop] = []
+
+    @property
+    def waiting(self) -> int:
+        """Groups that wait for samples."""
         return len(self._waiting)
 
-    def add(self, arrival: Arrival) -> Group | None:
-        """Take one arrival; returns a group if it settles one: its own, or a nameless one holding a lone drop."""
-        if not arrival.group_id:
-            return _lone(arrival, arrival.reason)
-        if self._seen.group(arrival.group_id):
-            known = self._seen.trajectory(arrival.trajectory_id)
-            return _lone(arrival, "duplicate" if known else "late")
-        waiting = self._waiting.setdefault(arrival.group_id, _Waiting(size=0, since=self._clock()))
-        if arrival.trajectory_id in waiting.members:
-            return _lone(arrival, "duplicate")
-        waiting.members[arrival.trajectory_id] = arrival
-        waiting.size = max(waiting.size, arrival.group_size)
-        return self._settle(arrival.group_id) if waiting.complete() else None
+    @property
+    def settled(self) -> int:
+        """Groups that wait for a step to take them."""
+        return len(self._settled)
 
-    def expired(self) -> list[Group]:
+    @property
+    def lone(self) -> int:
+        """Drops beside any group that wait for a step to take them."""
+        return len(self._lone)
+
+    def add(self, arrival: Arrival) -> None:
+        """Take one arrival: its group waits on, or is settled by it."""
+        group_id = arrival.group_id
+        if not group_id:
+            self._lone.append(_drop(arrival))
+        elif self._seen.group(group_id):
+            self._repeat(arrival, known=self._seen.trajectory(arrival.trajectory_id))
+        elif (settled := self._settled.get(group_id)) is not None:
+            self._repeat(arrival, known=settled.holds(arrival))
+        else:
+            self._wait(arrival)
+
+    def expire(self) -> None:
         """Settle the groups that waited for the group timeout."""
-        limit = self._clock() - self._timeout
-        late = [group_id for group_id, waiting in self._waiting.items() if waiting.since <= limit]
-        return [self._settle(group_id) for group_id in late]
+        limit = self._now() - self._timeout
+        # In the order of their first arrivals, so that nobody looks at them all with every arrival.
+        for group_id, _ in list(takewhile(lambda item: item[1].since <= limit, self._waiting.items())):
+            self._settle(group_id)
 
-    def flush(self) -> list[Group]:
+    def flush(self) -> None:
         """Settle every waiting group with what is there: the log has no more."""
-        return [self._settle(group_id) for group_id in list(self._waiting)]
+        for group_id in list(self._waiting):
+            self._settle(group_id)
+
+    def excuse(self, seconds: float) -> None:
+        """Time in which nobody listened, a step's: the samples that came meanwhile are not late."""
+        self._deaf += seconds
 
     def forget(self, partitions: Iterable[Partition]) -> None:
-        """Drop, unsettled, what came from partitions that were taken away; their next owner reads it again."""
-        gone = set(partitions)
-        for group_id, waiting in list(self._waiting.items()):
-            waiting.members = {k: a for k, a in waiting.members.items() if a.position.partition not in gone}
-            if not waiting.members:
-                del self._waiting[group_id]
+        """Drop, unsettled, what came from partitions that were taken away; their next owner reads it again.
 
-    def _settle(self, group_id: str) -> Group:
-        waiting = self._waiting.pop(group_id)
-        members = [Member(a.position, a.trajectory) for a in waiting.members.values() if a.trajectory is not None]
-        dropped = [_drop(a, a.reason) for a in waiting.members.values() if a.trajectory is None]
-        if not waiting.complete() and len(members) < min(self._min_samples, waiting.size or self._min_samples):
+        A group that is settled and loses samples waits for them again.
+        """
+        gone = set(partitions)
+        self._lone = [d for d in self._lone if d.position.partition not in gone]
+        for group_id, group in [*self._settled.items(), *self._waiting.items()]:
+            left = {k: a for k, a in group.samples.items() if a.position.partition not in gone}
+            if len(left) == len(group.samples):
+                continue
+            self._settled.pop(group_id, None)
+            self._waiting.pop(group_id, None)
+            if left:
+                self._waiting[group_id] = _Waiting(since=group.since, size=group.size, samples=left)
+
+    def take(self, limit: int) -> tuple[Group, ...]:
+        """At most `limit` settled groups, the first first, and all drops beside them; the step makes them known to
+        `Seen`."""
+        taken = list(islice(self._settled, limit))
+        groups = [self._group(group_id, self._settled.pop(group_id)) for group_id in taken]
+        if self._lone:
+            groups.append(Group(group_id="", members=(), dropped=tuple(self._lone)))
+        self._lone = []
+        return tuple(groups)
+
+    def _wait(self, arrival: Arrival) -> None:
+        waiting = self._waiting.setdefault(arrival.group_id, _Waiting(since=self._now()))
+        spare = waiting.put(arrival)
+        if spare is arrival:
+            self._repeat(arrival, known=True)
+        elif spare is not None:
+            self._lone.append(_drop(spare))
+        if waiting.complete():
+            self._settle(arrival.group_id)
+
+    def _repeat(self, arrival: Arrival, *, known: bool) -> None:
+        self._lone.append(Drop(arrival.position, "duplicate" if known else "late", arrival.trajectory_id))
+
+    def _settle(self, group_id: str) -> None:
+        self._settled[group_id] = self._waiting.pop(group_id)
+
+    def _group(self, group_id: str, group: _Waiting) -> Group:
+        members = [Member(a.position, a.trajectory) for a in group.samples.values() if a.trajectory is not None]
+        dropped = [_drop(a) for a in group.samples.values() if a.trajectory is None]
+        if not group.complete() and len(members) < self._min_samples:
             dropped += [Drop(m.position, "group-timeout", m.trajectory.trajectory_id) for m in members]
             members = []
         members.sort(key=lambda m: (m.trajectory.sample_index, m.trajectory.trajectory_id))
         return Group(group_id=group_id, members=tuple(members), dropped=tuple(dropped))
 
+    def _now(self) -> float:
+        return self._clock() - self._deaf
 
-def _drop(arrival: Arrival, reason: str | None) -> Drop:
-    return Drop(arrival.position, reason or "invalid", arrival.trajectory_id)
+
+def _key(arrival: Arrival) -> str:
+    return arrival.trajectory_id or str(arrival.position)
 
 
-def _lone(arrival: Arrival, reason: str | None) -> Group:
-    return Group(group_id="", members=(), dropped=(_drop(arrival, reason),))
+def _drop(arrival: Arrival) -> Drop:
+    return Drop(arrival.position, arrival.reason or "invalid", arrival.trajectory_id)

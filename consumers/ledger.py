@@ -1,20 +1,24 @@
 """The ledger: one receipt a step, appended before the step's checkpoint is published.
 
-A receipt counts for a checkpoint only if its (incarnation, version) lies on that checkpoint's lineage. Written first, it
-can be left over from a step whose checkpoint was never published: such a receipt lies on no lineage, and costs nothing.
+A receipt counts for a checkpoint only if its (incarnation, version) lies on that checkpoint's lineage. Written first,
+it can be left over from a step whose checkpoint was never published: such a receipt lies on no lineage, and costs
+nothing.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..infra.log import Log, Partition, Position, Writer
+from ..infra.log import Log, Partition, Position, Record, Writer, await_position
 from ..infra.scan import scan
 from ..infra.topics import Names
-from ..schemas import Consumed, Receipt, decode_as, encode
+from ..schemas import Consumed, Receipt, WireError, decode_as, encode
 from ..schemas.records import Offsets
+
+logger = logging.getLogger(__name__)
 
 Step = tuple[str, int]
 """Names a step over all lives of a run: (incarnation, policy version that it produced)."""
@@ -74,40 +78,57 @@ class Ledger:
         self._writer: Writer | None = None
 
     def write(self, receipt: Receipt, *, timeout: float = 60.0) -> None:
-        """Append and wait for the log's acknowledgement. Raises `LogError`."""
+        """Append and wait for the log's acknowledgement. Raises `LogError`, after `timeout` (s) too."""
         if self._writer is None:
             self._writer = self._log.writer()
-        self._writer.append(self._topic, encode(receipt), key=self._run.encode()).result(timeout)
+        future = self._writer.append(self._topic, encode(receipt), key=self._run.encode())
+        await_position(future, timeout, f"the receipt of step {receipt.step}")
 
     def receipts(self) -> Iterator[Receipt]:
-        """Every receipt of the run now in the log, oldest first."""
-        for record in scan(self._log, self._log.partitions(self._topic)):
-            if record.value is not None and record.key == self._run.encode():
-                yield decode_as(Receipt, record.value)
+        """Every receipt of the run now in the log, oldest first. One that cannot be read is passed over, and logged."""
+        return self._read(self._log.partitions(self._topic))
 
     def last_version(self, *, look_back: int = 100) -> int:
-        """The highest version among the newest receipts; 0 without any. Published or not, it is never used again."""
+        """The highest version among the newest receipts; 0 without any. Published or not, it is never used again.
+
+        Looks `look_back` records back, and further where these are all of other runs.
+        """
         bounds = self._log.bounds(self._log.partitions(self._topic))
-        start = {p: max(first, end - look_back) for p, (first, end) in bounds.items()}
-        found = (
-            decode_as(Receipt, r.value).version
-            for r in scan(self._log, start)
-            if r.value is not None and r.key == self._run.encode()
-        )
-        return max(found, default=0)
+        found = 0
+        while not found:
+            start = {p: max(first, end - look_back) for p, (first, end) in bounds.items()}
+            found = max((receipt.version for receipt in self._read(start)), default=0)
+            if all(start[p] == first for p, (first, _) in bounds.items()):
+                break
+            look_back *= 10
+        return found
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
+    def _read(self, start: Mapping[Partition, int] | Iterable[Partition]) -> Iterator[Receipt]:
+        records = scan(self._log, start)
+        return (receipt for r in records if r.key == self._run.encode() and (receipt := _receipt(r)) is not None)
+
 
 def lineage(receipts: Mapping[Step, Receipt], tip: Step) -> Lineage:
     """Follow the parents from one step to the first of the run."""
-    found: list[Receipt] = []
+    left, found = dict(receipts), list[Receipt]()
     step: Step | None = tip
-    while step is not None and step in receipts:
-        receipt = receipts[step]
+    # Popped, so that receipts which name each other as parents end it too.
+    while step is not None and (receipt := left.pop(step, None)) is not None:
         found.append(receipt)
         step = (receipt.parent_incarnation, receipt.parent) if receipt.parent else None
     return Lineage(receipts=tuple(found), complete=step is None)
+
+
+def _receipt(record: Record) -> Receipt | None:
+    if record.value is None:
+        return None
+    try:
+        return decode_as(Receipt, record.value)
+    except WireError as error:
+        logger.warning("%s is no receipt, what it may have told is missing: %s", record.position, error)
+        return None

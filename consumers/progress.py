@@ -1,5 +1,7 @@
-"""Which offsets are settled, partition by partition: shared by the reader (where to start, what to skip, what to commit)
-and the trainer (what a step used). The snapshot of it inside the checkpoint is the truth about progress.
+"""Which offsets are settled, partition by partition.
+
+Shared by the reader (where to start, what to skip, what to commit) and the trainer (what a step used). The snapshot of
+it inside the checkpoint is the truth about progress.
 """
 
 import threading

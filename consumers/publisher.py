@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..infra.checkpoints import Checkpoints, Manifest, manifest_digest
+from ..infra.checkpoints import Checkpoints, Fenced, Manifest, manifest_digest
 from ..infra.cursors import Cursors
-from ..infra.log import Log
+from ..infra.log import Log, await_position
 from ..infra.topics import Names
 from ..infra.weights import save_weights
 from ..schemas import PolicyUpdate, Receipt, encode
@@ -43,75 +43,87 @@ class Place:
 NOWHERE = Place(version=0, incarnation="", step=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Companions:
+    """What goes into every checkpoint beside the weights, the same over a run."""
+
+    files: Mapping[str, Path]
+    """Name -> file: the model's configuration, the tokenizer."""
+    tokenizer: str
+    """Its fingerprint."""
+
+
 class Publisher:
     """Publishes one incarnation's steps. Raises `Fenced` from the first publish after another trainer took the run."""
 
-    def __init__(
-        self,
-        log: Log,
-        names: Names,
-        run: str,
-        checkpoints: Checkpoints,
-        *,
-        static: Mapping[str, Path],
-        fingerprint: str,
-    ) -> None:
-        """`static`: files that go into every checkpoint beside the weights (config, tokenizer). `fingerprint`: of the
-        tokenizer."""
+    def __init__(self, log: Log, names: Names, run: str, checkpoints: Checkpoints) -> None:
         self.incarnation = uuid.uuid4().hex[:12]
         self._names, self._run, self._checkpoints = names, run, checkpoints
-        self._static, self._fingerprint = static, fingerprint
         self._ledger = Ledger(log, names, run)
         self._writer = log.writer()
         self._next = 0
 
-    def claim(self) -> None:
-        """Prove the store, take the run over from an older trainer, and find the next version. Raises `StoreError`."""
+    def claim(self) -> Manifest | None:
+        """Prove the store, take the run over from an older trainer, and find where the run goes on; None if it is new.
+
+        Raises `StoreError`, `LogError`, `CheckpointError`.
+        """
         self._checkpoints.probe()
         self._checkpoints.claim(self.incarnation)
+        # Only now: before the claim the older trainer could still publish a step that this one would pass over.
         self._next = max(self._checkpoints.next_version(), self._ledger.last_version() + 1)
+        return resumable(self._checkpoints)
 
     def publish(
         self,
         receipt: Receipt,
         learner: Learner,
+        companions: Companions,
         *,
         cursors: Cursors,
-        seen: Seen,
-        with_state: bool,
+        seen: Seen | None,
     ) -> Receipt:
         """Make a step visible. `receipt` comes without run, version and incarnation.
 
-        Raises `Fenced`, `StoreError`, `LogError`; then the step is on no lineage.
+        With `seen` the optimizer's state goes along, so that a restart can go on from here. Raises `Fenced`,
+        `StoreError`, `LogError`; then the step is on no lineage.
         """
-        receipt = replace(
-            receipt,
-            run=self._run,
-            incarnation=self.incarnation,
-            version=self._next,
-            written_ms=time.time_ns() // 1_000_000,
-        )
+        try:
+            return self._publish(receipt, learner, companions, cursors, seen)
+        except Fenced as fenced:
+            if self._next not in self._checkpoints.versions():
+                raise
+            # The older trainer had this version's manifest under way when it lost the run. That fences nobody: the
+            # next version is free, and if this trainer has lost the run too, the store says so again.
+            logger.warning("policy %d is taken: %s", self._next, fenced)
+            self._next = self._checkpoints.next_version()
+            return self._publish(receipt, learner, companions, cursors, seen)
+
+    def _publish(
+        self, receipt: Receipt, learner: Learner, companions: Companions, cursors: Cursors, seen: Seen | None
+    ) -> Receipt:
+        receipt = replace(receipt, run=self._run, incarnation=self.incarnation, version=self._next, written_ms=_now())
         self._ledger.write(receipt)
         with tempfile.TemporaryDirectory(prefix="rollstream-publish-") as folder:
             manifest = self._checkpoints.publish(
                 receipt.version,
-                _files(Path(folder), learner, self._static, seen if with_state else None),
+                _files(Path(folder), learner, companions.files, seen),
                 parent=receipt.parent or None,
                 incarnation=self.incarnation,
                 step=receipt.step,
                 cursors=cursors,
-                tokenizer=self._fingerprint,
+                tokenizer=companions.tokenizer,
                 metadata={"objective": learner.settings.objective.value},
             )
         self._next += 1
-        self._announce(manifest)
+        self.announce(manifest)
         return receipt
 
     def announce(self, manifest: Manifest) -> None:
-        """Tell the workers about a policy that is published already: at start, in case the last trainer did not."""
-        self._announce(manifest)
+        """Tell the workers of a published policy; at start again, in case the last trainer could not.
 
-    def _announce(self, manifest: Manifest) -> None:
+        Raises `LogError`.
+        """
         update = PolicyUpdate(
             run=self._run,
             version=manifest.version,
@@ -119,9 +131,10 @@ class Publisher:
             step=manifest.step,
             manifest=self._checkpoints.manifest_key(manifest.version),
             digest=manifest_digest(manifest),
-            published_ms=time.time_ns() // 1_000_000,
+            published_ms=_now(),
         )
-        self._writer.append(self._names.policy, encode(update), key=self._run.encode()).result(60)
+        future = self._writer.append(self._names.policy, encode(update), key=self._run.encode())
+        await_position(future, 60.0, f"the announcement of policy {manifest.version}")
 
     def close(self) -> None:
         self._writer.close()
@@ -135,6 +148,10 @@ def resumable(checkpoints: Checkpoints) -> Manifest | None:
     while manifest is not None and STATE not in manifest.files:
         manifest = checkpoints.manifest(manifest.parent) if manifest.parent else None
     return manifest or latest
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _files(folder: Path, learner: Learner, static: Mapping[str, Path], seen: Seen | None) -> dict[str, Path | bytes]:

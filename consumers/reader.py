@@ -13,15 +13,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
-from ..infra.log import Consumer, Log, Partition, Record
+from ..infra.log import Consumer, Log, LogError, Partition, Record
 from .arrivals import Arrival
+from .mixing import Mixer
 from .progress import Progress
 
 logger = logging.getLogger(__name__)
+
+LARGE = 1 << 16
+"""Bytes that a record is expected to have at most, until a larger one comes."""
 
 
 class Revoked(frozenset[Partition]):
@@ -34,25 +38,29 @@ class Reader:
     def __init__(
         self,
         log: Log,
-        topics: Iterable[str],
+        topics: Mapping[str, float],
         *,
         group: str,
         progress: Progress,
         admit: Callable[[Record], Arrival],
+        ends: Mapping[Partition, int] | None = None,
         buffer_bytes: int = 64 << 20,
         commit_every: float = 1.0,
     ) -> None:
+        """`topics`: topic -> its share of what is taken. `ends`: a replay up to these offsets, with exact shares."""
         self._log, self._topics, self._group = log, tuple(topics), group
-        self._progress, self._admit = progress, admit
+        self._progress, self._admit, self._ends = progress, admit, ends or {}
         self._limit, self._commit_every = buffer_bytes, commit_every
         self._ready = threading.Condition()
-        self._buffer: deque[Record | Revoked] = deque()
-        self._bytes = 0
+        self._mixer = Mixer(topics, buffer_bytes)
+        self._events: deque[Revoked] = deque()
         self.waited = 0.0
         """Seconds that `take` has waited for data so far."""
         self._error: BaseException | None = None
         self._stopped = False
         self._expected: dict[Partition, int] = {}
+        self._paused: frozenset[Partition] = frozenset()
+        self._largest = LARGE
         self._thread = threading.Thread(target=self._run, name="rollstream-reader", daemon=True)
 
     def __enter__(self) -> Self:
@@ -70,22 +78,25 @@ class Reader:
         Admission happens here, so that what waits is as small as it was on the wire.
         """
         with self._ready:
-            if not self._buffer:
-                began = time.monotonic()
-                self._ready.wait_for(lambda: self._buffer or self._error or self._stopped, timeout)
-                self.waited += time.monotonic() - began
-            if not self._buffer:
-                if self._error is not None:
-                    raise self._error
-                return None
-            record = self._buffer.popleft()
-            self._bytes -= _size(record)
-        return record if isinstance(record, Revoked) else self._admit(record)
+            began = time.monotonic()
+            while (item := self._next()) is None and not (self._error or self._stopped):
+                if not self._ready.wait(began + timeout - time.monotonic()):
+                    break
+            self.waited += time.monotonic() - began
+            if item is None and self._error is not None:
+                raise self._error
+        return self._admit(item) if isinstance(item, Record) else item
 
-    def past(self, ends: Mapping[Partition, int]) -> bool:
-        """Was everything below these offsets read and taken?"""
+    def _next(self) -> Record | Revoked | None:
+        return self._events.popleft() if self._events else self._mixer.take(self._owed)
+
+    def _owed(self, topic: str) -> bool:
+        return any(self._expected.get(p, 0) < end for p, end in self._ends.items() if p.topic == topic)
+
+    def past(self) -> bool:
+        """Was everything below `ends` read and taken?"""
         with self._ready:
-            return not self._buffer and all(self._expected.get(p, 0) >= end for p, end in ends.items() if end)
+            return not self._events and not len(self._mixer) and not any(map(self._owed, self._topics))
 
     def close(self) -> None:
         with self._ready:
@@ -107,62 +118,67 @@ class Reader:
                 self._ready.notify_all()
 
     def _loop(self, consumer: Consumer) -> None:
-        paused: frozenset[Partition] = frozenset()
         committed = time.monotonic()
         while not self._stopped:
-            paused = self._throttle(consumer, paused)
-            for record in consumer.poll(500, 0.1):
+            self._throttle(consumer)
+            for record in consumer.poll(self._batch(), 0.1):
                 self._push(record)
             if time.monotonic() - committed >= self._commit_every:
                 self._commit(consumer)
                 committed = time.monotonic()
         self._commit(consumer)
 
-    def _throttle(self, consumer: Consumer, paused: frozenset[Partition]) -> frozenset[Partition]:
+    def _batch(self) -> int:
+        """Records to ask for: were all as large as the largest so far, a quarter of the bound."""
+        return max(1, min(500, self._limit // 4 // self._largest))
+
+    def _throttle(self, consumer: Consumer) -> None:
+        """Pause the topics that used up their part of the buffer, resume those with room."""
         assigned = consumer.assignment()
-        if self._bytes >= self._limit:
-            consumer.pause(assigned - paused)
-            return assigned
-        if paused and self._bytes <= self._limit // 2:
-            consumer.resume(paused & assigned)
-            return frozenset()
-        return paused & assigned
+        with self._ready:
+            full = frozenset(p for p in assigned - self._paused if self._mixer.full(p.topic))
+            roomy = frozenset(p for p in assigned & self._paused if self._mixer.roomy(p.topic))
+        if full:
+            consumer.pause(full)
+        if roomy:
+            consumer.resume(roomy)
+        self._paused = self._paused - roomy | full
 
     def _push(self, record: Record) -> None:
-        expected = self._expected.get(record.partition, record.offset)
-        if record.offset > expected:
-            self._progress.bridge(record.partition, expected, record.offset)
-        self._expected[record.partition] = record.offset + 1
-        if self._progress.settled(record.position):
-            return
         with self._ready:
-            self._buffer.append(record)
-            self._bytes += _size(record)
+            expected = self._expected.get(record.partition, record.offset)
+            if record.offset > expected:
+                self._progress.bridge(record.partition, expected, record.offset)
+            if not self._progress.settled(record.position):
+                self._mixer.put(record)
+                self._largest = max(self._largest, len(record.value or b""))
+            # Last, and under the lock: nobody may find the end reached while its record is still on its way.
+            self._expected[record.partition] = record.offset + 1
             self._ready.notify_all()
 
     def _commit(self, consumer: Consumer) -> None:
         marks = self._progress.marks(consumer.assignment())
-        if marks:
-            consumer.commit(marks)
+        try:
+            if marks:
+                consumer.commit(marks)
+        except LogError as error:
+            # For lag display only: a rebalance or a coordinator that is away must not end the training.
+            logger.warning("offsets not committed, lag tools see older ones: %s", error)
 
     def _assigned(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
         bounds = self._log.bounds(partitions)
         starts = {p: self._progress.start(p, bounds[p][0]) for p in partitions}
-        self._expected.update(starts)
+        with self._ready:
+            self._expected.update(starts)
+            self._ready.notify_all()
         logger.info("assigned %s", ", ".join(f"{p} from {start}" for p, start in sorted(starts.items())))
         return starts
 
     def _revoked(self, partitions: frozenset[Partition]) -> None:
         with self._ready:
-            kept = [r for r in self._buffer if isinstance(r, Revoked) or r.partition not in partitions]
-            self._buffer = deque(kept)
-            self._bytes = sum(map(_size, kept))
-            self._buffer.append(Revoked(partitions))
+            self._mixer.discard(partitions)
+            self._events.append(Revoked(partitions))
+            for partition in partitions:
+                self._expected.pop(partition, None)
             self._ready.notify_all()
-        for partition in partitions:
-            self._expected.pop(partition, None)
-
-
-def _size(record: Record | Revoked) -> int:
-    """Bytes of the value: what the bound counts."""
-    return 0 if isinstance(record, Revoked) or record.value is None else len(record.value)
+        self._paused -= partitions

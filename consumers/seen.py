@@ -1,4 +1,4 @@
-"""What was settled lately, so that a re-sent trajectory is recognised: also after a restart, and from another partition.
+"""What was settled lately, so that a re-sent trajectory is recognised, after a restart and from another partition too.
 
 Memory is bounded without a guess. A trajectory settled at version v has its oldest token at or below v; once the policy
 is past v + max_staleness, a copy of it is stale and the gate drops it, so its row may go. Where there is no staleness
@@ -36,7 +36,8 @@ class Seen:
         return _hash(trajectory_id) in self._rows
 
     def add(self, group_id: str, trajectory_id: str, version: int) -> None:
-        """Remember a trajectory that was settled by the step from this policy version."""
+        """Remember a trajectory that was settled. `version`: the policy trained by that step, or the oldest among the
+        trajectory's own tokens where that is newer (the trainer went back to an older checkpoint)."""
         row = _hash(trajectory_id)
         if row not in self._rows:
             group = _hash(group_id)

@@ -10,7 +10,7 @@ from ..schemas import Trajectory
 
 
 class StalenessGate:
-    """Judges samples against the version being trained. The trainer moves `version`; the reader's thread reads it."""
+    """Judges samples against the version being trained, which the trainer moves. Used by the trainer's thread."""
 
     def __init__(self, max_staleness: int | None, version: int = 0) -> None:
         """`max_staleness` None admits every version and unknown ones: behaviour cloning."""

@@ -32,8 +32,8 @@ class Step:
 def make_step(gathered: Gathered, learner: Learner, gate: StalenessGate, seen: Seen) -> Step:
     """Train on what may still train at the gate's version; remember all of it as settled.
 
-    Drop reasons that arise here: "stale" (it aged while it waited), "zero-variance" (all rewards of the group are equal, so
-    it tells nothing), "skipped-..." (the whole update was skipped, see `StepResult.skipped`).
+    Drop reasons that arise here: "stale" (it aged while it waited), "zero-variance" (all rewards of the group are
+    equal, so it tells nothing), "skipped-..." (the whole update was skipped, see `StepResult.skipped`).
     """
     settlement = Settlement()
     groups = sorted(gathered.groups, key=lambda g: g.group_id)
@@ -66,6 +66,8 @@ def _fresh(members: Sequence[Member], gate: StalenessGate, settlement: Settlemen
 def _score(members: Sequence[Member], learner: Learner, settlement: Settlement) -> list[tuple[Member, Sample]]:
     settings = learner.settings
     samples = score_group([m.trajectory for m in members], settings.advantage, settings.objective)
+    if not members:
+        return []
     if settings.reinforces and not any(s.advantage for s in samples):
         settlement.drop("zero-variance", [m.position for m in members])
         return []
@@ -75,9 +77,11 @@ def _score(members: Sequence[Member], learner: Learner, settlement: Settlement) 
 def _remember(groups: Iterable[Group], seen: Seen, version: int) -> None:
     for group in groups:
         if group.group_id:
-            ids = [m.trajectory.trajectory_id for m in group.members] + [d.trajectory_id for d in group.dropped]
-            for trajectory_id in filter(None, ids):
-                seen.add(group.group_id, trajectory_id, version)
+            for _, trajectory in group.members:
+                oldest, _ = trajectory.version_range() or (version, version)
+                seen.add(group.group_id, trajectory.trajectory_id, max(version, oldest))
+            for drop in group.dropped:
+                seen.add(group.group_id, drop.trajectory_id or str(drop.position), version)
     seen.evict(version)
 
 

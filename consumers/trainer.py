@@ -7,22 +7,22 @@
         settle           every offset that the step took, trained or dropped
         publish          receipt, weights, optimizer, cursors, pointer, announcement
 
-Progress is the cursor inside the checkpoint and nothing else. A trainer that dies between two publishes has done nothing;
-its successor reads the same offsets and does the same step again.
+Progress is the cursor inside the checkpoint and nothing else. A trainer that dies between two publishes has done
+nothing; its successor reads the same offsets and does the same step again.
 """
 
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..infra.checkpoints import Checkpoints, Manifest
 from ..infra.deadletters import DeadLetters
 from ..infra.log import Log, Partition
-from ..infra.models import open_model
+from ..infra.models import load_weights, open_model
 from ..infra.schemabook import LogSchemas
 from ..infra.tokenizers import fingerprint, open_tokenizer
 from ..infra.topics import Names
@@ -35,7 +35,7 @@ from .groups import Assembler
 from .hyperparameters import LearnerSettings
 from .learner import Learner
 from .progress import Progress
-from .publisher import NOWHERE, SEEN, STATE, WEIGHTS, Place, Publisher, resumable
+from .publisher import NOWHERE, SEEN, STATE, WEIGHTS, Companions, Place, Publisher
 from .reader import Reader
 from .seen import Seen
 from .staleness import StalenessGate
@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 class TrainerSettings:
     """How a run is trained, besides how it learns."""
 
-    environments: tuple[str, ...]
-    """Whose trajectories are consumed."""
+    environments: Mapping[str, float]
+    """Whose trajectories are consumed, each with its share of the samples on any positive scale."""
     learner: LearnerSettings = field(default_factory=LearnerSettings)
     groups_per_step: int = 32
     max_staleness: int | None = 2
@@ -80,7 +80,7 @@ class Trainer:
         scratch: Path,
         on_step: Callable[[Receipt], None] | None = None,
     ) -> None:
-        """`scratch`: a folder for fetched checkpoints. `on_step`: called with each receipt once its policy is public."""
+        """`scratch`: a folder for fetched checkpoints. `on_step`: called with each receipt once its policy is out."""
         self._log, self._names, self._run, self._checkpoints = log, names, run, checkpoints
         self._settings, self._scratch, self._on_step = settings, scratch, on_step
         self._stop = threading.Event()
@@ -95,28 +95,45 @@ class Trainer:
         self._stop.set()
 
     def run(self, model: Path | None = None) -> Place:
-        """Train; returns where the run stands. `model`: a Hugging Face directory that a new run starts from; a run that
-        has checkpoints goes on from these.
+        """Train; returns where the run stands.
 
-        Raises `Fenced`, `OffsetExpired`, `LogError`, `StoreError`, `CheckpointError`.
+        `model`: the Hugging Face directory that a new run starts from, and the reference of `LearnerSettings.kl`. A run
+        that has checkpoints goes on from these. Raises `RollstreamError` where a model is needed and none is given,
+        `Fenced`, `OffsetExpired`, `LogError`, `StoreError`, `CheckpointError`.
         """
-        manifest = resumable(self._checkpoints)
-        directory = self._fetch(manifest) if manifest else _given(model, self._run)
-        learner = Learner(open_model(directory, device=self._settings.device), self._settings.learner)
-        static = {p.name: p for p in directory.iterdir() if p.is_file() and ".safetensors" not in p.name}
-        tokenizer = fingerprint(open_tokenizer(directory))
-        publisher = Publisher(
-            self._log, self._names, self._run, self._checkpoints, static=static, fingerprint=tokenizer
-        )
-        with contextlib.closing(publisher):
-            publisher.claim()
+        # Before the claim: a trainer started by mistake must fence nobody.
+        self._check(model)
+        with contextlib.closing(Publisher(self._log, self._names, self._run, self._checkpoints)) as publisher:
+            manifest = publisher.claim()
+            directory = self._fetch(manifest) if manifest else _given(model, self._run)
+            learner = self._open(directory, model)
+            companions = _companions(directory)
             if manifest:
                 self._restore(manifest, learner)
                 publisher.announce(manifest)
-            else:
-                self._publish(Receipt(run=self._run, incarnation="", step=0, version=0, parent=0), learner, publisher)
-            self._train(learner, publisher, tokenizer)
+            session = _Session(publisher=publisher, learner=learner, companions=companions)
+            if not manifest:
+                self._publish(Receipt(run=self._run, incarnation="", step=0, version=0, parent=0), session)
+            self._train(session)
         return self._place
+
+    def _check(self, model: Path | None) -> None:
+        if model is None and self._settings.learner.kl:
+            raise RollstreamError(
+                f"run {self._run} penalises leaving its reference model (kl {self._settings.learner.kl:g}): expected "
+                f"that model's directory, found none; name it, or set kl to 0"
+            )
+        if self._checkpoints.latest() is None:
+            _given(model, self._run)
+
+    def _open(self, directory: Path, model: Path | None) -> Learner:
+        """A learner with the weights in `directory`; with a penalty its reference is `model`."""
+        settings = self._settings
+        if not settings.learner.kl or model is None:
+            return Learner(open_model(directory, device=settings.device), settings.learner)
+        learner = Learner(open_model(model, device=settings.device), settings.learner)
+        load_weights(learner.model, directory)
+        return learner
 
     def _fetch(self, manifest: Manifest) -> Path:
         self._checkpoints.fetch(manifest, "", self._folder(manifest))
@@ -135,48 +152,64 @@ class Trainer:
                 learner.load(self._folder(manifest) / STATE)
         logger.info("run %s goes on from policy %d, step %d", self._run, manifest.version, manifest.step)
 
-    def _train(self, learner: Learner, publisher: Publisher, tokenizer: str) -> None:
+    def _train(self, session: "_Session") -> None:
         settings = self._settings
-        topics = [self._names.trajectories(e) for e in settings.environments]
-        partitions = [p for topic in topics for p in self._log.partitions(topic)]
-        ends = {p: end for p, (_, end) in self._log.bounds(partitions).items()} if settings.until_end else None
+        topics = {self._names.trajectories(name): ratio for name, ratio in settings.environments.items()}
+        ends = self._ends(topics) if settings.until_end else None
         with contextlib.closing(DeadLetters(self._log, self._names)) as letters:
             admission = Admission(
                 gate=self._gate,
                 dead_letters=letters,
                 schemas=Schemas(lookup=LogSchemas(self._log, self._names)),
                 objective=settings.learner.objective,
-                vocabulary=learner.vocabulary,
-                tokenizer=tokenizer,
+                vocabulary=session.learner.vocabulary,
+                tokenizer=session.companions.tokenizer,
             )
             reader = Reader(
                 self._log,
-                topics,
+                self._shares(topics, ends),
                 group=f"{self._names.namespace}.trainer.{self._run}",
                 progress=self._progress,
                 admit=admission.admit,
+                ends=ends,
                 buffer_bytes=settings.buffer_bytes,
             )
             with reader:
-                self._loop(reader, ends, learner, publisher)
+                self._loop(reader, session)
 
-    def _loop(
-        self, reader: Reader, ends: Mapping[Partition, int] | None, learner: Learner, publisher: Publisher
-    ) -> None:
+    def _ends(self, topics: Iterable[str]) -> dict[Partition, int]:
+        """Where the log ends now."""
+        partitions = [p for topic in topics for p in self._log.partitions(topic)]
+        return {p: end for p, (_, end) in self._log.bounds(partitions).items()}
+
+    def _shares(self, topics: Mapping[str, float], ends: Mapping[Partition, int] | None) -> Mapping[str, float]:
+        """Live: by the environments' ratios. A replay takes each topic by what it has left: all end together."""
+        if ends is None:
+            return topics
+        marks = self._progress.marks(ends)
+        left = {p: max(0, end - marks.get(p, 0)) for p, end in ends.items()}
+        return {t: max(1.0, sum(n for p, n in left.items() if p.topic == t)) for t in topics}
+
+    def _loop(self, reader: Reader, session: "_Session") -> None:
         settings = self._settings
-        assembler = Assembler(self._seen, timeout=settings.group_timeout)
+        # A cloned sample is compared with nobody, so it need not wait for company.
+        least = 2 if settings.learner.reinforces else 1
         gatherer = Gatherer(
-            reader, assembler, groups_per_step=settings.groups_per_step, ends=ends, stopped=self._stop.is_set
+            reader,
+            Assembler(self._seen, timeout=settings.group_timeout, min_samples=least),
+            groups_per_step=settings.groups_per_step,
+            replay=settings.until_end,
+            stopped=self._stop.is_set,
         )
         while settings.steps is None or self._place.step < settings.steps:
             gathered = gatherer.gather()
             if gathered is None:
                 return
-            self._step(gathered, learner, publisher)
+            self._step(gathered, session)
 
-    def _step(self, gathered: Gathered, learner: Learner, publisher: Publisher) -> None:
+    def _step(self, gathered: Gathered, session: "_Session") -> None:
         began = time.monotonic()
-        step = make_step(gathered, learner, self._gate, self._seen)
+        step = make_step(gathered, session.learner, self._gate, self._seen)
         self._progress.settle(step.settlement.positions())
         seconds = {
             "seconds.idle": gathered.idle,
@@ -195,22 +228,36 @@ class Trainer:
             loss=step.result.loss,
             metrics=step.metrics | seconds,
         )
-        self._publish(receipt, learner, publisher)
+        self._publish(receipt, session)
 
-    def _publish(self, receipt: Receipt, learner: Learner, publisher: Publisher) -> None:
+    def _publish(self, receipt: Receipt, session: "_Session") -> None:
         began = time.monotonic()
-        published = publisher.publish(
+        published = session.publisher.publish(
             receipt,
-            learner,
+            session.learner,
+            session.companions,
             cursors=self._progress.snapshot(),
-            seen=self._seen,
-            with_state=receipt.step % self._settings.state_every == 0,
+            seen=self._seen if receipt.step % self._settings.state_every == 0 else None,
         )
         self._place = Place(version=published.version, incarnation=published.incarnation, step=published.step)
         self._gate.version = published.version
         self._publishing = time.monotonic() - began
         if self._on_step is not None:
             self._on_step(published)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Session:
+    """What one `run` opened."""
+
+    publisher: Publisher
+    learner: Learner
+    companions: Companions
+
+
+def _companions(directory: Path) -> Companions:
+    files = {p.name: p for p in directory.iterdir() if p.is_file() and ".safetensors" not in p.name}
+    return Companions(files=files, tokenizer=fingerprint(open_tokenizer(directory)))
 
 
 def _given(model: Path | None, run: str) -> Path:

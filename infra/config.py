@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from .drafts import ConfigError, Draft
 from .faults import describe_faults
-from .reference import render_settings
 from .sections import (
     DispatchSection,
     EnvironmentName,
@@ -30,6 +29,7 @@ from .sections import (
     TrainerSection,
     WorkerSection,
 )
+from .spelling import render_settings
 
 __all__ = [
     "Config",

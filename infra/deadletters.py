@@ -1,6 +1,6 @@
 """Where records go that nobody here can use: the original bytes untouched, headers that tell what, where and why."""
 
-from .log import Log, Record, Writer
+from .log import Log, Record, Writer, await_position
 from .topics import Names
 
 TOPIC, PARTITION, OFFSET, REASON, ERROR = (
@@ -32,7 +32,8 @@ class DeadLetters:
             REASON: reason.encode(),
             ERROR: error[:2000].encode("utf-8", "replace"),
         }
-        self._writer.append(self._topic, record.value, key=record.key, headers=headers).result(self._timeout)
+        future = self._writer.append(self._topic, record.value, key=record.key, headers=headers)
+        await_position(future, self._timeout, f"the dead letter for {record.position} ({reason})")
         self.count += 1
 
     def close(self) -> None:

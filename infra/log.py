@@ -139,6 +139,14 @@ def check_record(topic: Topic, key: bytes | None, size: int, limit: int) -> None
         raise LogError(f"expected a key, found none: {topic.name} is compacted")
 
 
+def await_position(future: "Future[Position]", timeout: float, what: str) -> Position:
+    """Where the record `what` lies, once the log acknowledged it. Raises `LogError`, after `timeout` (s) too."""
+    try:
+        return future.result(timeout)
+    except TimeoutError as late:
+        raise LogError(f"{what}: not acknowledged within {timeout:g} s", retriable=True) from late
+
+
 class Writer(Protocol):
     """Appends records. Thread-safe. Closing flushes; an unclosed one warns."""
 

@@ -1,21 +1,21 @@
-"""The configuration on paper: all settings with their values, and docs/configuration.md.
+"""docs/configuration.md, made of the settings themselves.
 
 python -m rollstream.infra.reference > docs/configuration.md
 """
 
 import inspect
-import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from .sections import find_section, is_secret, is_table
+from .config import Config
+from .sections import find_section, is_table
+from .spelling import spell_value
 
-HIDDEN = "***"
 WORDS = {
     str: "text",
     int: "whole number",
@@ -41,37 +41,6 @@ key or a value of the wrong type ends the command with a message that names the 
 
 This page is generated from the settings themselves: `python -m rollstream.infra.reference > docs/configuration.md`.
 """
-
-
-def render_settings(values: Mapping[str, Any]) -> str:
-    """Settings as TOML, secrets hidden; what is not set is a comment."""
-    return "\n".join(_table_lines(values, ())).lstrip("\n") + "\n"
-
-
-def _table_lines(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[str]:
-    inner: dict[str, Any] = {name: value for name, value in table.items() if isinstance(value, dict)}
-    plain = {name: value for name, value in table.items() if name not in inner}
-    if above and (plain or not inner):
-        yield f"\n[{'.'.join(_bare(name) for name in above)}]"
-    for name, value in plain.items():
-        yield f"# {_bare(name)} is not set" if value is None else f"{_bare(name)} = {_spell(name, value)}"
-    for name, value in inner.items():
-        yield from _table_lines(value, (*above, name))
-
-
-def _bare(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
-
-
-def _spell(name: str, value: object) -> str:
-    if is_secret(name):
-        return json.dumps(HIDDEN)
-    if isinstance(value, dict):
-        items = cast(dict[str, object], value).items()
-        return "{ " + ", ".join(f"{_bare(key)} = {_spell(key, inner)}" for key, inner in items) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_spell(name, item) for item in cast(list[object], value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def render_reference(root: type[BaseModel]) -> str:
@@ -102,7 +71,7 @@ def _row(name: str, field: FieldInfo) -> str:
 def _default(name: str, field: FieldInfo) -> str:
     value = field.default
     plain = list(cast(tuple[object, ...], value)) if isinstance(value, tuple) else value
-    return "" if plain is None or plain == {} else f"`{_spell(name, plain)}`"
+    return "" if plain is None or plain == {} else f"`{spell_value(name, plain)}`"
 
 
 def _type(annotation: Any) -> str:
@@ -120,6 +89,4 @@ def _type(annotation: Any) -> str:
 
 
 if __name__ == "__main__":
-    from .config import Config
-
     sys.stdout.write(render_reference(Config))

@@ -113,7 +113,7 @@ class S3Store:
         upload = self.begin(key)
         try:
             return self._complete(upload, self._send_parts(upload, path, size), size)
-        except BaseException:
+        except BaseException:  # whatever ended it, Ctrl-C too: parts of an unfinished upload cost space for ever
             self._abandon(upload)
             raise
 

@@ -1,6 +1,7 @@
 """Read a stretch of the log from start to its present end, and stop: audits, tables, exports."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
 
 from .log import Log, LogError, Partition, Record
 
@@ -16,11 +17,11 @@ def scan(
 
     Order holds within a partition. Raises `LogError` when nothing arrives for `patience` seconds before the end.
     """
-    partitions = tuple(start)
-    bounds = log.bounds(partitions)
-    first = dict(start) if isinstance(start, Mapping) else {p: bounds[p][0] for p in partitions}
-    last = {p: min(bounds[p][1], stop[p]) if stop and p in stop else bounds[p][1] for p in partitions}
-    open_ = {p for p in partitions if first[p] < last[p]}
+    bounds = log.bounds(tuple(start))
+    chosen: Mapping[Partition, int] = cast("Mapping[Partition, int]", start) if isinstance(start, Mapping) else {}
+    first = {p: chosen.get(p, earliest) for p, (earliest, _) in bounds.items()}
+    last = {p: min(end, (stop or {}).get(p, end)) for p, (_, end) in bounds.items()}
+    open_ = {p for p in bounds if first[p] < last[p]}
     if not open_:
         return
     with log.read({p: first[p] for p in open_}) as consumer:
@@ -31,4 +32,7 @@ def scan(
             if waited >= patience:
                 raise LogError(f"no record came for {patience:g} s from {sorted(map(str, open_))}", retriable=True)
             yield from (r for r in records if r.offset < last[r.partition])
-            open_ -= {p for p in open_ if consumer.position(p) >= last[p]}
+            done = {p for p in open_ if consumer.position(p) >= last[p]}
+            # What goes on arriving there must not keep the patience for the others alive.
+            consumer.pause(done)
+            open_ -= done

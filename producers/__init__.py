@@ -7,19 +7,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .delivery import Delivery
+    from .dispatcher import Dispatcher, Source
     from .engine import Completion, Engine, EngineError, PromptTooLong
     from .engines import open_engine
     from .environment import Action, Environment, EnvironmentFactory, Message, Outcome
     from .environments import Game, Inline, Invalid, Threaded, UnusableEnvironment, View, open_environment
     from .episode import run_episode
+    from .evaluation import evaluate_policy
     from .limits import Abort, Gates, Limits
     from .players import Mixture, Part, Player, play_scripted
+    from .policy import Policy, PolicyFollower
     from .rendering import Renderer, RenderingError
+    from .slots import Slots
+    from .worker import Worker, WorkerSettings
 
 _HOMES = {
     "Abort": "limits",
     "Action": "environment",
     "Completion": "engine",
+    "Delivery": "delivery",
+    "Dispatcher": "dispatcher",
     "Engine": "engine",
     "EngineError": "engine",
     "Environment": "environment",
@@ -34,12 +42,19 @@ _HOMES = {
     "Outcome": "environment",
     "Part": "players",
     "Player": "players",
+    "Policy": "policy",
+    "PolicyFollower": "policy",
     "PromptTooLong": "engine",
     "Renderer": "rendering",
     "RenderingError": "rendering",
+    "Slots": "slots",
+    "Source": "dispatcher",
     "Threaded": "environments",
     "UnusableEnvironment": "environments",
     "View": "environments",
+    "Worker": "worker",
+    "WorkerSettings": "worker",
+    "evaluate_policy": "evaluation",
     "open_engine": "engines",
     "open_environment": "environments",
     "play_scripted": "players",
@@ -50,6 +65,8 @@ __all__ = [
     "Abort",
     "Action",
     "Completion",
+    "Delivery",
+    "Dispatcher",
     "Engine",
     "EngineError",
     "Environment",
@@ -64,12 +81,19 @@ __all__ = [
     "Outcome",
     "Part",
     "Player",
+    "Policy",
+    "PolicyFollower",
     "PromptTooLong",
     "Renderer",
     "RenderingError",
+    "Slots",
+    "Source",
     "Threaded",
     "UnusableEnvironment",
     "View",
+    "Worker",
+    "WorkerSettings",
+    "evaluate_policy",
     "open_engine",
     "open_environment",
     "play_scripted",

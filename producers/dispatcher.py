@@ -3,6 +3,7 @@
     replay tasks + ledger (what was in flight when the last dispatcher ended)
     loop:  slot free? -> next task of the environment that is due -> rollstream.tasks
            ledger, policy -> settle, announce -> slots come free
+           dead letters: a task among them -> its slot is free, nothing will ever come of it
 
 It keeps no state of its own: the log has it all.
 """
@@ -13,13 +14,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ..infra.log import Consumer, Log, Partition, Record
+from ..infra.deadletters import TOPIC
+from ..infra.log import Consumer, Log, Partition, Record, Writer, await_position
 from ..infra.scan import scan
 from ..infra.topics import Names
 from ..schemas import PolicyUpdate, Receipt, Sampling, Task, WireError, decode, encode
 from .slots import Slots
 
 logger = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds for the log to acknowledge a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,7 @@ class Source:
     def task(self, run: str, number: int) -> Task:
         """The `number`-th task of this source: the same in every life of the dispatcher."""
         return Task(
-            task_id=f"{run}.{self.environment}.{number:08d}",
+            task_id=_task_id(run, self.environment, number),
             environment=self.environment,
             seed=self.first_seed + number % (self.last_seed - self.first_seed + 1),
             group_size=self.group_size,
@@ -64,6 +69,9 @@ class Dispatcher:
         max_staleness: int,
         groups_per_step: int,
     ) -> None:
+        """`sources`: by their environments. Raises `ValueError` for one under another name."""
+        if wrong := [name for name, source in sources.items() if source.environment != name]:
+            raise ValueError(f"expected each source under the name of its environment, found others under {wrong}")
         self._log, self._names, self._run, self._sources = log, names, run, dict(sources)
         ratios = {name: source.ratio for name, source in sources.items()}
         self.slots = Slots(max_staleness=max_staleness, groups_per_step=groups_per_step, ratios=ratios)
@@ -81,35 +89,50 @@ class Dispatcher:
         sent = 0
         with self._log.read(start) as feedback, self._log.writer() as writer:
             while not self._stop.is_set() and (limit is None or sent < limit):
-                environment = self.slots.pick()
-                if environment is None:
-                    self._listen(feedback, 0.2)
-                    continue
-                task = self._sources[environment].task(self._run, self._next[environment])
-                self._next[environment] += 1
-                self.slots.take(environment, task.task_id)
-                writer.append(self._names.tasks, encode(task), key=task.task_id.encode()).result(60)
-                sent += 1
-                if progress is not None:
-                    progress(task)
-                self._listen(feedback, 0.0)
+                task = self._send(writer)
+                if task is not None:
+                    sent += 1
+                    if progress is not None:
+                        progress(task)
+                self._listen(feedback, 0.2 if task is None else 0.0)
         return sent
+
+    def _send(self, writer: Writer) -> Task | None:
+        """Append the task that is due; None where no slot is free."""
+        environment = self.slots.pick()
+        if environment is None:
+            return None
+        task = self._sources[environment].task(self._run, self._next[environment])
+        self._next[environment] += 1
+        self.slots.take(environment, task.task_id)
+        future = writer.append(self._names.tasks, encode(task), key=task.task_id.encode())
+        await_position(future, PATIENCE, f"task {task.task_id}")
+        return task
 
     def _replay(self) -> None:
         """Find the tasks of this run already in the log: they hold slots until a receipt names them."""
-        prefix = f"{self._run}."
         for record in scan(self._log, self._log.partitions(self._names.tasks)):
             task = _decoded(record)
-            if not isinstance(task, Task) or not task.task_id.startswith(prefix):
+            if not isinstance(task, Task) or (number := self._number(task)) is None:
                 continue
             if task.environment in self._next:
-                number = int(task.task_id.rpartition(".")[2])
                 self._next[task.environment] = max(self._next[task.environment], number + 1)
-                self.slots.take(task.environment, task.task_id)
+            self.slots.take(task.environment, task.task_id)
+
+    def _number(self, task: Task) -> int | None:
+        """Which of this run's tasks it is; None for a task of another run, or of nobody's."""
+        digits = task.task_id.rpartition(".")[2]
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+            return None
+        number = int(digits)
+        return number if task.task_id == _task_id(self._run, task.environment, number) else None
+
+    def _topics(self) -> tuple[str, ...]:
+        return self._names.ledger, self._names.policy, self._names.dead_letter
 
     def _feedback(self) -> dict[Partition, int]:
-        """Apply the ledger and the policy topic up to now; returns where to go on."""
-        partitions = [p for t in (self._names.ledger, self._names.policy) for p in self._log.partitions(t)]
+        """Apply what came back up to now; returns where to go on."""
+        partitions = [p for t in self._topics() for p in self._log.partitions(t)]
         bounds = self._log.bounds(partitions)
         stop = {p: end for p, (_, end) in bounds.items()}
         for record in scan(self._log, {p: first for p, (first, _) in bounds.items()}, stop=stop):
@@ -122,11 +145,22 @@ class Dispatcher:
             self._apply(record)
 
     def _apply(self, record: Record) -> None:
+        if (
+            record.partition.topic == self._names.dead_letter
+            and record.headers.get(TOPIC) != self._names.tasks.encode()
+        ):
+            return
         value = _decoded(record)
         if isinstance(value, Receipt) and value.run == self._run:
             self.slots.settle(value.groups, value.version)
         elif isinstance(value, PolicyUpdate) and value.run == self._run:
             self.slots.announce(value.version)
+        elif isinstance(value, Task):
+            self.slots.release(value.task_id)
+
+
+def _task_id(run: str, environment: str, number: int) -> str:
+    return f"{run}.{environment}.{number:08d}"
 
 
 def _decoded(record: Record) -> object:

@@ -8,6 +8,7 @@ from .engine import Engine
 from .environment import EnvironmentFactory
 from .episode import Rendering, run_episode
 from .limits import Limits
+from .making import make_environment
 
 
 async def evaluate_policy(
@@ -23,8 +24,10 @@ async def evaluate_policy(
 ) -> dict[str, float]:
     """Mean reward of each environment over one episode a seed. A failed episode counts as it is: reward 0.
 
-    `open_engine` is called once; the engine is closed at the end.
+    `open_engine` is called once; the engine is closed at the end. Raises `ValueError` where there are no seeds.
     """
+    if not seeds:
+        raise ValueError("expected at least one seed to evaluate on, found none")
     engine = await asyncio.to_thread(open_engine)
     places = asyncio.Semaphore(concurrency)
 
@@ -35,13 +38,14 @@ async def evaluate_policy(
             seed=seed,
             group_size=1,
             sampling=sampling,
-            max_turns=max_turns[name],
+            max_turns=max_turns.get(name, 0),
         )
         async with places:
-            return await run_episode(task, 0, environments[name](), engine, renderer, limits)
+            return await run_episode(task, 0, make_environment(environments, name), engine, renderer, limits)
 
     try:
-        played = {name: await asyncio.gather(*(play(name, seed) for seed in seeds)) for name in environments}
+        async with asyncio.TaskGroup() as group:
+            played = {name: [group.create_task(play(name, seed)) for seed in seeds] for name in environments}
     finally:
         await engine.close()
-    return {name: sum(t.reward for t in trajectories) / len(trajectories) for name, trajectories in played.items()}
+    return {name: sum(task.result().reward for task in tasks) / len(tasks) for name, tasks in played.items()}

@@ -9,7 +9,8 @@ The consumer group tells from inside a poll, on the polling thread; the worker a
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from ..infra.cursors import CursorTracker
 from ..infra.log import Partition, Position
@@ -18,25 +19,34 @@ PATIENCE = 5.0
 """Seconds after which a revoked partition counts as another's."""
 
 
+@dataclass(slots=True, eq=False)
+class _Read:
+    """How far one partition was read and finished."""
+
+    next: int
+    """The offset after the last one read."""
+    done: CursorTracker = field(default_factory=CursorTracker)
+
+
 class Ownership:
     """Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._done: dict[Partition, CursorTracker] = {}
+        self._reads: dict[Partition, _Read] = {}
         self._new: set[Partition] = set()
+        """Assigned, and no record read since."""
         self._revoked: dict[Partition, float] = {}
         self._moved: set[Partition] = set()
 
-    def assigned(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
+    def assigned(self, partitions: frozenset[Partition]) -> None:
         """Reading begins at the committed offsets."""
         with self._lock:
             self._moved |= self._revoked.keys() - partitions
             self._moved -= partitions
             self._revoked.clear()
             self._new |= partitions
-        return {}
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
         with self._lock:
@@ -51,26 +61,32 @@ class Ownership:
             gone = frozenset(self._moved | late)
             self._moved.clear()
             for partition in gone:
-                self._done.pop(partition, None)
+                self._reads.pop(partition, None)
             return gone
 
     def known(self, position: Position) -> bool:
-        """Was the task at this position finished here before?"""
+        """Was the task at this position, which was just read, finished here before?"""
+        partition, offset = position
         with self._lock:
-            tracker = self._done.setdefault(position.partition, CursorTracker())
-            if position.partition in self._new:
-                # The first record after an assignment lies at the committed offset: all below is finished, whoever did it.
-                self._new.discard(position.partition)
-                tracker.skip_to(position.offset)
-            return tracker.used(position.offset)
+            read = self._reads.get(partition)
+            if read is None or partition in self._new:
+                # The first record after an assignment lies at the committed offset: all below is finished, by whomever.
+                self._new.discard(partition)
+                read = self._reads.setdefault(partition, _Read(next=offset))
+                read.done.skip_to(offset)
+            elif offset > read.next:
+                # Offsets without a record, such as the markers of a transaction: nobody would ever finish them.
+                read.done.skip(read.next, offset)
+            read.next = offset + 1
+            return read.done.used(offset)
 
     def finish(self, position: Position) -> None:
         """Every record of the task at this position was acknowledged."""
         with self._lock:
-            if position.partition in self._done:
-                self._done[position.partition].use(position.offset)
+            if position.partition in self._reads:
+                self._reads[position.partition].done.use(position.offset)
 
     def marks(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """The offsets to commit: below them everything is finished."""
         with self._lock:
-            return {p: self._done[p].low for p in partitions if p in self._done and p not in self._new}
+            return {p: self._reads[p].done.low for p in partitions if p in self._reads and p not in self._new}

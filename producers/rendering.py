@@ -66,9 +66,13 @@ class Renderer:
         """
         return cls(open_tokenizer(directory), ends=end_ids(directory))
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Identifies the tokenizer."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         return fingerprint(self._tokenizer)
 
     def opening(self, messages: Sequence[Message]) -> Sequence[int]:

@@ -1,36 +1,43 @@
 """The rollout worker: many episodes at once on one engine.
 
-    rollstream.tasks --intake--> open task --> group_size episodes, `concurrency` at once --> delivery --> acknowledged
-         ^                                                                                                     |
-         +------ commit, only below the first task that is not wholly acknowledged <---------------------------+
+    rollstream.tasks --intake--> open task --places--> group_size episodes --delivery--> acknowledged
+         ^                           |                                                        |
+         |                           +-- unreadable, or for no topic --> rollstream.dead-letter
+         +------ commit, only below the first task that is not wholly acknowledged <----------+
 
-A worker that dies gives back what it did not finish: its uncommitted tasks go to another one. Tasks whose partition moved
-away in a rebalance are ended without a record. Samples that were acknowledged before are recognised by their ids.
+A worker that dies gives back what it did not finish: its uncommitted tasks go to another one. Tasks whose partition
+moved away in a rebalance are ended without a record. Samples acknowledged before are recognised by their ids.
 """
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from itertools import count
+from typing import cast
 
 from ..infra.deadletters import DeadLetters
-from ..infra.log import Consumer, Log, Partition, Position, Record, UnknownTopic
+from ..infra.log import Log, LogError, Partition, Position, Record, RecordTooLarge, UnknownTopic
 from ..infra.topics import Names
-from ..schemas import Command, Control, Task, WireError, decode_as
+from ..schemas import Task, WireError, decode_as
 from .delivery import Delivery
 from .engine import Engine
-from .environment import Action, Environment, EnvironmentFactory, Outcome
+from .environment import EnvironmentFactory
 from .episode import Rendering, run_episode
+from .intake import Intake
 from .limits import Abort, Limits
-from .ownership import Ownership
+from .making import make_environment
+from .orders import Orders
+from .places import Place, Places
 from .policy import PolicyFollower
 
 logger = logging.getLogger(__name__)
 
-COMMIT_EVERY = 1.0
-"""Seconds between commits of finished tasks."""
+BACKLOG = 1024
+"""Tasks that are read ahead. Those that have not begun cost nothing, and behind the tasks of an environment that stands
+still lie those of others."""
+LARGEST_GROUP = 4096
+"""Samples of one task; more are a mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +50,28 @@ class WorkerSettings:
     own_limits: Mapping[str, Limits] = field(default_factory=dict[str, Limits])
     """Environment -> limits of its own."""
     max_lag: int | None = None
-    """Begin no episode while the engine is more than so many versions behind the newest policy; None never waits."""
+    """Begin no task while the engine is more than so many versions behind the newest policy; None never waits."""
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
     """A task under way."""
 
-    position: Position
+    record: Record
     task: Task
-    left: int
-    """Episodes without an acknowledged record."""
+    order: int
+    positions: set[Position]
+    """Where the task lies; more than one where it was dispatched twice."""
+    begun: bool = False
     aborts: list[Abort] = field(default_factory=list[Abort])
     runner: "asyncio.Task[None] | None" = None
 
 
 class Worker:
-    """One worker process. `run` serves tasks until `stop`, or until the log fails for good."""
+    """One worker process. `run` serves tasks until `stop`, or until the log fails for good.
+
+    A factory of an environment runs on the event loop: what takes time belongs into its `reset`.
+    """
 
     def __init__(
         self,
@@ -73,163 +85,193 @@ class Worker:
     ) -> None:
         self._log, self._names, self._settings = log, names, settings
         self._environments, self._engine, self._renderer, self._policy = environments, engine, renderer, policy
-        self._places = asyncio.Semaphore(settings.concurrency)
-        self._open: dict[str, _Open] = {}
-        self._done = Ownership()
+        self._places = Places(settings.concurrency, environments)
+        self._orders = Orders()
+        self._open: dict[tuple[str, int], _Open] = {}
+        self._numbers = count()
         self._stop = asyncio.Event()
-        self._paused: set[str] = set()
+        self.counts: Mapping[str, int] = {}
+        """Trajectories acknowledged since `run` began, by status in lower case."""
 
     def stop(self) -> None:
         """Take no more tasks, give back what is not finished, and return from `run`. Call it on the loop's thread."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Raises `LogError` when the log refuses what it must take, alone or in an `ExceptionGroup`."""
-        with self._log.writer() as writer, contextlib.closing(DeadLetters(self._log, self._names)) as letters:
-            delivery = Delivery(writer, self._names)
+        """Raises `LogError` when the log refuses what it must take."""
+        writer, letters = self._log.writer(), DeadLetters(self._log, self._names)
+        delivery = Delivery(writer, self._names)
+        self.counts = delivery.counts
+        try:
             async with asyncio.TaskGroup() as parts:
-                followers = [parts.create_task(self._policy.follow(self._engine)), parts.create_task(self._obey())]
-                await self._intake(parts, delivery, letters)
+                followers = [
+                    parts.create_task(self._policy.follow(self._engine, self._refresh)),
+                    parts.create_task(self._orders.follow(self._log, self._names, self._refresh)),
+                ]
+                await self._serve(_Shift(parts, delivery, letters))
                 for follower in followers:
                     follower.cancel()
+        except BaseExceptionGroup as errors:
+            if (refused := _find(errors)) is not None:
+                raise refused from errors
+            raise
+        finally:
+            await asyncio.to_thread(letters.close)
+            await asyncio.to_thread(writer.close)
 
-    async def _intake(self, parts: asyncio.TaskGroup, delivery: Delivery, letters: DeadLetters) -> None:
-        consumer = self._log.subscribe(
-            [self._names.tasks],
-            group=f"{self._names.namespace}.workers",
-            on_assign=self._done.assigned,
-            on_revoke=self._done.revoked,
-        )
-        committed = time.monotonic()
-        with consumer:
-            while not self._stop.is_set():
-                for record in await self._poll(consumer):
-                    self._begin(record, parts, delivery, letters)
-                for gone in self._done.moved():
-                    self._abandon(gone)
-                if time.monotonic() - committed >= COMMIT_EVERY:
-                    await self._commit(consumer)
-                    committed = time.monotonic()
-            for task in list(self._open.values()):
-                self._end(task)
-            await self._commit(consumer)
+    async def _serve(self, shift: "_Shift") -> None:
+        # Whoever cancels a group, or pauses an environment, may count on every worker that has tasks.
+        await self._orders.following.wait()
+        async with Intake(self._log, self._names) as intake:
+            try:
+                while not self._stop.is_set():
+                    hold = self._orders.all_paused or len(self._open) >= BACKLOG
+                    for record in await intake.take(hold=hold):
+                        self._begin(record, shift, intake)
+                    for partition in intake.moved():
+                        self._abandon(partition)
+            finally:
+                for opened in list(self._open.values()):
+                    self._end(opened)
+            await shift.wait()
 
-    async def _poll(self, consumer: Consumer) -> list[Record]:
-        """The next tasks, if there is room for them; polling goes on in any case, for the group's sake."""
-        full = sum(task.left for task in self._open.values()) >= 2 * self._settings.concurrency
-        assigned = consumer.assignment()
-        if full or "" in self._paused:
-            consumer.pause(assigned)
-        else:
-            consumer.resume(assigned)
-        return await asyncio.to_thread(consumer.poll, 4, 0.05 if full else 0.2)
-
-    async def _commit(self, consumer: Consumer) -> None:
-        marks = self._done.marks(consumer.assignment())
-        if marks:
-            await asyncio.to_thread(consumer.commit, marks)
-
-    def _begin(self, record: Record, parts: asyncio.TaskGroup, delivery: Delivery, letters: DeadLetters) -> None:
-        if self._done.known(record.position):
+    def _begin(self, record: Record, shift: "_Shift", intake: Intake) -> None:
+        if record.value is None:
+            logger.warning("%s is a tombstone; skipped", record.position)
+            intake.finish([record.position])
             return
         try:
-            task = decode_as(Task, record.value or b"")
+            task = decode_as(Task, record.value)
+            self._check(task)
         except WireError as error:
-            letters.send(record, reason=error.reason, error=str(error))
-            self._done.finish(record.position)
+            shift.start(self._bury(record, error.reason, error, shift, intake))
             return
-        if task.task_id in self._open:
+        if (there := self._open.get((task.task_id, task.attempt))) is not None:
+            there.positions.add(record.position)
             return
-        opened = self._open[task.task_id] = _Open(position=record.position, task=task, left=task.group_size)
-        opened.runner = parts.create_task(self._serve(opened, record, delivery, letters))
+        opened = _Open(record=record, task=task, order=next(self._numbers), positions={record.position})
+        self._open[task.task_id, task.attempt] = opened
+        opened.runner = shift.start(self._play(opened, shift, intake))
 
-    async def _serve(self, opened: _Open, record: Record, delivery: Delivery, letters: DeadLetters) -> None:
+    def _check(self, task: Task) -> None:
+        """Raises `WireError` for a task that no worker can serve."""
+        if task.group_size > LARGEST_GROUP:
+            raise WireError(f"expected a group of at most {LARGEST_GROUP}, found {task.group_size}", reason="bad-group")
+        try:
+            self._names.trajectories(task.environment)
+        except LogError as error:
+            raise WireError(str(error), reason="bad-environment") from error
+
+    async def _play(self, opened: _Open, shift: "_Shift", intake: Intake) -> None:
         """Play the task's whole group; the task is finished when every sample is acknowledged."""
         try:
-            async with asyncio.TaskGroup() as samples:
-                for index in range(opened.task.group_size):
-                    samples.create_task(self._sample(opened, index, delivery))
-        except* UnknownTopic as errors:
-            letters.send(record, reason="unknown-topic", error=str(errors.exceptions[0]))
+            await self._play_group(opened, shift)
+        except ExceptionGroup as errors:
+            error = _find(errors) or errors.exceptions[0]
+            if isinstance(error, LogError) and not isinstance(error, UnknownTopic | RecordTooLarge):
+                raise error from errors
+            # This task's fault, and no reason to end the others.
+            reason = "unknown-topic" if isinstance(error, UnknownTopic) else "not-playable"
+            await self._bury(opened.record, reason, error, shift, intake)
         finally:
-            self._open.pop(opened.task.task_id, None)
-        self._done.finish(opened.position)
+            self._forget(opened)
+        intake.finish(opened.positions)
 
-    async def _sample(self, opened: _Open, index: int, delivery: Delivery) -> None:
+    async def _play_group(self, opened: _Open, shift: "_Shift") -> None:
+        task = opened.task
+        async with asyncio.TaskGroup() as samples:
+            for index in range(task.group_size):
+                place = await self._places.enter(task.environment, opened.order, lambda: self._may_play(opened))
+                opened.begun = True
+                sample = samples.create_task(self._sample(opened, index, place, shift))
+                # A task that is cancelled before it began never comes to its own end.
+                sample.add_done_callback(place.leave)
+
+    async def _sample(self, opened: _Open, index: int, place: Place, shift: "_Shift") -> None:
         task, abort = opened.task, Abort()
+        if (reason := self._orders.cancelled(task)) is not None:
+            abort.request(reason)
         opened.aborts.append(abort)
-        limits = self._settings.own_limits.get(task.environment, self._settings.limits)
-        async with self._places:
-            await self._await_turn(task)
-            environment = self._environment(task)
-            trajectory = await run_episode(task, index, environment, self._engine, self._renderer, limits, abort=abort)
-        await delivery.deliver(trajectory, task.traceparent)
-        opened.left -= 1
+        trajectory = await run_episode(
+            task,
+            index,
+            make_environment(self._environments, task.environment),
+            self._engine,
+            self._renderer,
+            self._settings.own_limits.get(task.environment, self._settings.limits),
+            abort=abort,
+        )
+        opened.aborts.remove(abort)
+        # The place is free once the record is in the writer's buffer: a log that stands still stops the episodes.
+        await shift.delivery.deliver(trajectory, task.traceparent, appended=place.leave)
 
-    def _environment(self, task: Task) -> Environment:
-        try:
-            return self._environments[task.environment]()
-        except Exception as error:  # noqa: BLE001 - the user's code; its failure becomes the record's cause
-            return Unavailable(task.environment, error)
-
-    async def _await_turn(self, task: Task) -> None:
-        """Hold an episode back while its environment is paused, or the engine's policy lags too far behind."""
+    def _may_play(self, opened: _Open) -> bool:
+        """Hold a task back while its environment is paused, or the engine's policy lags too far behind."""
+        if opened.begun or self._orders.cancelled(opened.task) is not None:
+            return True
         lag = self._settings.max_lag
-        while task.environment in self._paused or (
-            lag is not None and self._policy.announced - self._engine.version > lag
-        ):
-            await asyncio.sleep(0.05)
+        return not self._orders.paused(opened.task.environment) and (
+            lag is None or self._policy.lag(self._engine) <= lag
+        )
+
+    def _refresh(self) -> None:
+        """Something changed in the orders, or in the policy."""
+        for opened in self._open.values():
+            if (reason := self._orders.cancelled(opened.task)) is not None:
+                for abort in opened.aborts:
+                    abort.request(reason)
+        self._places.refresh()
+
+    async def _bury(self, record: Record, reason: str, error: Exception, shift: "_Shift", intake: Intake) -> None:
+        """Dead-letter a task that cannot be served. Raises `LogError` where that fails: it must not be lost."""
+        logger.error("%s is no task that can be served: %s: %s", record.position, reason, error)
+        await asyncio.to_thread(shift.letters.send, record, reason=reason, error=str(error))
+        intake.finish([record.position])
 
     def _abandon(self, partition: Partition) -> None:
-        for task in [t for t in self._open.values() if t.position.partition == partition]:
-            logger.info("task %s went to another worker", task.task.task_id)
-            self._end(task)
+        """What lies in this partition is another worker's now."""
+        for opened in list(self._open.values()):
+            opened.positions = {position for position in opened.positions if position.partition != partition}
+            if not opened.positions:
+                logger.info("task %s went to another worker", opened.task.task_id)
+                self._end(opened)
 
-    def _end(self, task: _Open) -> None:
+    def _end(self, opened: _Open) -> None:
         """End a task without records; whoever gets it next plays it from the start."""
-        self._open.pop(task.task.task_id, None)
-        if task.runner is not None:
-            task.runner.cancel()
+        self._forget(opened)
+        if opened.runner is not None:
+            opened.runner.cancel()
 
-    async def _obey(self) -> None:
-        """Follow the control topic from now on."""
-        bounds = self._log.bounds(self._log.partitions(self._names.control))
-        with self._log.read({p: end for p, (_, end) in bounds.items()}) as consumer:
-            while True:
-                for record in await asyncio.to_thread(consumer.poll, 100, 0.5):
-                    self._apply(record)
-
-    def _apply(self, record: Record) -> None:
-        try:
-            control = decode_as(Control, record.value or b"")
-        except WireError as error:
-            logger.warning("%s is no control record: %s", record.position, error)
-            return
-        logger.info("%s %s: %s", control.command.lower(), control.target or "all", control.reason)
-        if control.command is Command.PAUSE:
-            self._paused.add(control.target)
-        elif control.command is Command.RESUME:
-            self._paused.clear() if not control.target else self._paused.discard(control.target)
-        elif opened := self._open.get(control.target):
-            for abort in opened.aborts:
-                abort.request(control.reason or "cancelled")
+    def _forget(self, opened: _Open) -> None:
+        key = opened.task.task_id, opened.task.attempt
+        # By then another partition may have brought the same task anew.
+        if self._open.get(key) is opened:
+            del self._open[key]
 
 
-class Unavailable:
-    """Stands in for an environment that cannot be made: every reset raises what its making raised."""
+class _Shift:
+    """What one call of `run` works with."""
 
-    version = ""
+    def __init__(self, parts: asyncio.TaskGroup, delivery: Delivery, letters: DeadLetters) -> None:
+        self.delivery, self.letters = delivery, letters
+        self._parts = parts
+        self._runners: set[asyncio.Task[None]] = set()
 
-    def __init__(self, name: str, error: Exception) -> None:
-        self.name, self._error = name, error
+    def start(self, runner: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        task = self._parts.create_task(runner)
+        self._runners.add(task)
+        task.add_done_callback(self._runners.discard)
+        return task
 
-    async def reset(self, payload: Mapping[str, str], seed: int) -> Outcome:
-        if isinstance(self._error, KeyError):
-            raise LookupError(f"this worker has no environment {self.name!r}; name it in its configuration")
-        raise self._error
+    async def wait(self) -> None:
+        """Until everything started has ended; what it raised is raised by the group of `run`."""
+        if self._runners:
+            await asyncio.wait(self._runners)
 
-    async def step(self, action: Action) -> Outcome:
-        raise self._error
 
-    async def close(self) -> None:
-        pass
+def _find(error: BaseException) -> LogError | None:
+    """The first refusal of the log in a group of errors."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return next((found for one in inner if (found := _find(one)) is not None), None)
+    return error if isinstance(error, LogError) else None

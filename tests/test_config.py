@@ -200,6 +200,11 @@ def test_override_below_a_value_is_refused() -> None:
     assert "trainer.betas is a value already" in mistake("trainer.betas.x=1", path=write_example())
 
 
+def test_override_of_a_whole_section_is_named_for_what_is_in_it() -> None:
+    message = mistake('environments.frozen-lake={adapter = "x", ratio = "y"}', path=write_example())
+    assert message == "--set: environments.frozen-lake.ratio: expected a valid number, found 'y'"
+
+
 def test_variable_with_one_underscore_is_recognised() -> None:
     assert "expected two _ after the section: ROLLSTREAM_RUN__NAME" in mistake(ROLLSTREAM_RUN_NAME="x")
 

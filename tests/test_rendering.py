@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from rollstream.producers.environment import Message
 from rollstream.producers.rendering import PLAIN_TEMPLATE, Renderer, RenderingError
 from rollstream.schemas import MissingExtra, Role
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+
+PreTrainedTokenizerFast: Any = import_module("transformers").PreTrainedTokenizerFast
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
@@ -61,7 +63,7 @@ APPENDABLE = {"chatml": CHATML, "headers": HEADERS, "instruct": INSTRUCT, "plain
 def byte_tokenizer(template: str | None, *, eos: str | None = "</s>") -> Any:
     """One token a byte, and the special tokens: any text has exactly one tokenization."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({character: place for place, character in enumerate(alphabet)}, []))
+    backend: Any = Tokenizer(models.BPE({character: place for place, character in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])

@@ -1,7 +1,6 @@
 """The producing half of the staleness bound."""
 
 import pytest
-
 from rollstream.producers.slots import Slots
 
 

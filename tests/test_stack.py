@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from rollstream.infra.stack.children import await_answer, end_children, kill_chi
 from rollstream.infra.stack.component import Component
 from rollstream.infra.stack.kafka import find_java, find_kafka
 from rollstream.infra.stack.layout import component_names
-from rollstream.infra.stack.plan import settle_plan
+from rollstream.infra.stack.plan import new_plan, settle_plan
 from rollstream.infra.stack.ports import is_free, is_open, pick_ports
 from rollstream.infra.stack.process import Process, await_ends, boot_id, identify_process, is_alive, send_signal
 from rollstream.infra.stack.state import Child, State, load_state
@@ -125,7 +126,7 @@ def test_deaf_server_is_killed_after_its_grace(tmp_path: Path) -> None:
     child, guard = launch_child(component, owned=True)
     await_text(component.log, "deaf")
     end_children([child])
-    assert guard.wait() == 0
+    assert guard.wait() == 128 + signal.SIGKILL
     assert not is_alive(child.server)
     assert "ended with signal 9" in component.log.read_text()
 
@@ -133,8 +134,14 @@ def test_deaf_server_is_killed_after_its_grace(tmp_path: Path) -> None:
 def test_killed_server_ends_its_guard(tmp_path: Path) -> None:
     child, guard = launch_child(program(tmp_path, IDLE), owned=True)
     kill_child(child)
-    assert guard.wait() == 0
+    assert guard.wait() == 128 + signal.SIGKILL
     assert not is_alive(child.server)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_guard_passes_on_the_exit_status(tmp_path: Path, status: int) -> None:
+    _, guard = launch_child(program(tmp_path, f"import sys; sys.exit({status})"), owned=True)
+    assert guard.wait() == status
 
 
 def test_server_that_fails_is_quoted(tmp_path: Path) -> None:
@@ -238,6 +245,12 @@ def test_plan_keeps_its_choices_and_moves_only_from_a_taken_port(tmp_path: Path)
         first.secret_key,
         first.cluster,
     )
+
+
+def test_cluster_id_is_what_kafka_wants_and_no_option() -> None:
+    clusters = {new_plan().cluster for _ in range(500)}
+    assert len(clusters) == 500
+    assert all(len(urlsafe_b64decode(f"{cluster}==")) == 16 and not cluster.startswith("-") for cluster in clusters)
 
 
 def test_plan_holds_keys_so_only_its_owner_reads_it(tmp_path: Path) -> None:

@@ -208,9 +208,7 @@ def test_life_of_a_stack_in_the_background(home: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_its_owner(home: Path, how: signal.Signals) -> None:
-    owner = subprocess.Popen(
-        (sys.executable, "-c", OWNER, str(home)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    owner = subprocess.Popen((sys.executable, "-c", OWNER, str(home)), stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     with owner.stdout as told:
         assert told.readline() == "up\n"

@@ -1,26 +1,47 @@
 """The demo's processes: each under a guard, so that none outlives the demo; those that die are started again.
 
 start --> running --exit 0--> done
-             |----other-----> started again, at most `most_restarts` times
+             |----other-----> waiting --> started again; given up after a few short lives in a row
              |----stop------> SIGTERM, a grace, SIGKILL
 """
 
 import os
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ...infra.stack import StackError
 from ...infra.stack.children import Guard, end_children, launch_child, quote_log
 from ...infra.stack.component import Component
 from ...infra.stack.state import Child
 
+SHORT_LIFE = 15.0
+"""Seconds within which a death counts as another failed start."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+"""Seconds before a process is started again; doubled with each failed start."""
 
-def process_environment() -> dict[str, str]:
-    """One thread a process: several share the cores, and a second thread would wait for the first. No network."""
+
+class Death(NamedTuple):
+    """A process that ended otherwise than by itself with status 0. Renders itself."""
+
+    name: str
+    status: int
+    """As a shell tells it: 137 for one that was killed."""
+    last_words: str
+    """The last line of its log."""
+
+    def __str__(self) -> str:
+        how = f"killed by signal {self.status - 128}" if self.status > 128 else f"exit status {self.status}"
+        return f"{self.name} died ({how}) and is started again; its last words: {self.last_words or 'none'}"
+
+
+def process_environment(threads: int) -> dict[str, str]:
+    """So many threads for torch: several processes share the cores. No network."""
     return {
         **os.environ,
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
@@ -32,16 +53,21 @@ class _Member:
     component: Component
     child: Child
     guard: Guard
+    born: float = field(default_factory=time.monotonic)
     restarts: int = 0
+    failures: int = 0
+    """Short lives in a row."""
+    again_at: float | None = None
+    """When it is started again; None while it runs."""
     done: bool = False
 
 
 class Crew:
-    """Python processes that run one command line of rollstream each."""
+    """Python processes that run one command line of rollstream each. Used by one thread."""
 
-    def __init__(self, directory: Path, *, most_restarts: int = 20) -> None:
-        """`directory` holds their logs."""
-        self._directory, self._most = directory, most_restarts
+    def __init__(self, directory: Path, *, threads: int = 1, most_failures: int = 5) -> None:
+        """`directory` holds their logs; `most_failures` is how many short lives in a row a process may have."""
+        self._directory, self._threads, self._most = directory, threads, most_failures
         self._members: dict[str, _Member] = {}
 
     @property
@@ -50,6 +76,7 @@ class Crew:
         return sum(member.restarts for member in self._members.values())
 
     def pid(self, name: str) -> int:
+        """Of the process itself, not of its guard."""
         return self._members[name].child.server.pid
 
     def start(self, name: str, *arguments: str) -> None:
@@ -61,33 +88,24 @@ class Crew:
             log=self._directory / f"{name}.log",
             command=(sys.executable, "-m", "rollstream.app.main", *arguments),
             answers=lambda: True,
-            env=process_environment(),
+            env=process_environment(self._threads),
             grace=20.0,
         )
-        child, guard = launch_child(component, owned=True)
-        self._members[name] = _Member(component, child, guard)
+        self._members[name] = _Member(component, *launch_child(component, owned=True))
 
-    def check(self) -> list[str]:
-        """Look after everybody; returns the names of those that died and were started again.
+    def check(self) -> list[Death]:
+        """Look after everybody: note who died, start them again when their pause is over. Returns the new deaths.
 
-        Raises `StackError`, with the end of its log, for one that died too often.
+        Raises `StackError`, with the end of its log, for one that does not stay alive.
         """
-        died: list[str] = []
-        for name, member in self._members.items():
-            if member.done or member.guard.poll() is None:
-                continue
-            if member.guard.returncode == 0:
-                member.done = True
-                continue
-            if member.restarts >= self._most:
-                raise StackError(f"{name} died {member.restarts + 1} times; {quote_log(member.component.log)}")
-            member.restarts += 1
-            member.child, member.guard = launch_child(member.component, owned=True)
-            died.append(name)
-        return died
+        deaths = [death for name, member in self._members.items() if (death := self._look(name, member))]
+        for member in self._members.values():
+            if member.again_at is not None and time.monotonic() >= member.again_at:
+                _start_again(member)
+        return deaths
 
     def done(self, name: str) -> bool:
-        """Did it end by itself, with exit status 0?"""
+        """Did it end by itself, with exit status 0, or was it stopped?"""
         return self._members[name].done
 
     def stop(self, *names: str) -> None:
@@ -95,5 +113,29 @@ class Crew:
         ending = [self._members[name] for name in names or self._members if not self._members[name].done]
         end_children(member.child for member in ending)
         for member in ending:
-            member.done = True
+            member.done, member.again_at = True, None
             member.guard.wait()
+
+    def _look(self, name: str, member: _Member) -> Death | None:
+        if member.done or member.again_at is not None or (status := member.guard.poll()) is None:
+            return None
+        if status == 0:
+            member.done = True
+            return None
+        member.failures = member.failures + 1 if time.monotonic() - member.born < SHORT_LIFE else 1
+        if member.failures > self._most:
+            raise StackError(f"{name} died {member.failures} times in a row; {quote_log(member.component.log)}")
+        member.again_at = time.monotonic() + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (member.failures - 1))
+        return Death(name, status, last_words(member.component.log))
+
+
+def _start_again(member: _Member) -> None:
+    member.child, member.guard = launch_child(member.component, owned=True)
+    member.born, member.again_at = time.monotonic(), None
+    member.restarts += 1
+
+
+def last_words(log: Path) -> str:
+    """The last line that the process itself wrote."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[-25:]]
+    return next((line for line in reversed(lines) if line and not line.startswith("guard: ")), "")

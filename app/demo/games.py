@@ -3,9 +3,9 @@
     number   TextArena's GuessTheNumber: a number out of a window of 46 within 1..50, six guesses, "higher" or "lower"
     lake     Gymnasium's FrozenLake on a random 4x4 map: where you are and what lies around you; twelve moves
 
-A seed is spread over the games so that training and evaluation never share one: a fifth of all (window, number) pairs and
-of all maps is held out, and only `split = "eval"` plays them. With `words = "plain"` the games speak English, for a model
-that brings a language with it.
+A seed is spread over the games so that training and evaluation never share one: a fifth of all (window, number) pairs
+and of all maps is held out, and only `split = "eval"` plays them. With `words = "plain"` the games speak English, for a
+model that brings a language with it.
 """
 
 import random
@@ -25,6 +25,7 @@ from ...schemas.errors import RollstreamError
 
 Split = Literal["train", "eval"]
 Words = Literal["terse", "plain"]
+SPLITS: tuple[Split, ...] = ("train", "eval")
 
 TOP, WIDTH, GUESSES = 50, 46, 6
 SIZE, FROZEN, MOVES = 4, 0.75, 12
@@ -95,7 +96,8 @@ class Spread:
 def find_number(seed: int, split: Split) -> tuple[int, int]:
     """The game's own seed and the lowest number of its window, for the `seed`-th task of a split."""
     for own in range(seed * 1000, (seed + 1) * 1000):
-        low = random.Random(own).randint(1, TOP - WIDTH + 1)
+        # Not from `own` alone: the game draws its number from that, and the window would give half of it away.
+        low = random.Random(f"window {own}").randint(1, TOP - WIDTH + 1)
         if ((_target(own, low) + 2 * low) % HELD_OUT == 0) == (split == "eval"):
             return own, low
     raise AssertionError(f"no {split} task near seed {seed}")
@@ -115,8 +117,8 @@ def _window(low: int) -> dict[str, int]:
 
 @cache
 def _open_number(low: int, words: Words) -> EnvironmentFactory:
-    reading = partial(_read_number, low) if words == "terse" else None
-    view = View[tuple[Said, ...], str](read=reading, act=_guess if words == "terse" else _find_guess)
+    read, act = (_read_number, _guess) if words == "terse" else (_tell_number, _find_guess)
+    view = View[tuple[Said, ...], str](read=partial(read, low), act=act)
     options = {"label": "number", "view": view, **_window(low)}
     return open_environment("textarena", "GuessTheNumber-v0-hardcore", options)
 
@@ -126,6 +128,13 @@ def _read_number(low: int, said: tuple[Said, ...]) -> str:
         return f"<number> {low} {low + WIDTH - 1}"
     text = said[-1].text if said else ""
     return "higher" if "higher" in text else "lower" if "lower" in text else "invalid"
+
+
+def _tell_number(low: int, said: tuple[Said, ...]) -> str:
+    heard = _read_number(low, said)
+    if heard.startswith("<number>"):
+        return f"Guess my number from {low} to {low + WIDTH - 1}. You have {GUESSES} guesses. Answer with one number."
+    return "Answer with a number that you have not tried." if heard == "invalid" else f"My number is {heard}."
 
 
 def _guess(text: str) -> str | Invalid:
@@ -183,11 +192,11 @@ def _tell_lake(sight: Sight) -> str:
     names = {"F": "ice", "H": "a hole", "G": "the goal", "W": "a wall"}
     near = neighbours(_rows(sight.env), row, column)
     around = ", ".join(f"{action}: {names[cell]}" for action, cell in zip(ACTIONS, near, strict=True))
-    told = f"You are at row {row + 1}, column {column + 1}. {around}."
+    told = f"Row {row + 1}, column {column + 1}. {around}."
     if sight.env.lastaction is not None:
         return told
     return (
-        f"Cross a frozen lake of {SIZE}x{SIZE} squares to the goal at row {SIZE}, column {SIZE}. A hole ends the game. "
+        f"Cross the frozen lake to row {SIZE}, column {SIZE}, around the holes. "
         f"Answer with one word: left, down, right or up. {told}"
     )
 
@@ -210,6 +219,7 @@ def _rows(env: Any) -> tuple[str, ...]:
 
 
 def _checked(split: str) -> Split:
-    if split not in ("train", "eval"):
-        raise RollstreamError(f"option 'split': expected train or eval, found {split!r}")
-    return split
+    for known in SPLITS:
+        if split == known:
+            return known
+    raise RollstreamError(f"option 'split': expected train or eval, found {split!r}")

@@ -51,6 +51,10 @@ class Plan:
     concurrency: int = 128
     max_tokens: int = 1
     """Sampled tokens of a turn."""
+    max_turns: int = 0
+    """Of an episode; 0 leaves it to the game."""
+    threads: int = 1
+    """Of each process. A small model's second thread would mostly wait for the first."""
     workers: int = 2
     evaluation: int = 200
     """Held-out episodes of each game, before and after."""
@@ -66,15 +70,17 @@ def language_model(model: str, engine: str, **sizes: object) -> Plan:
     shared = {"micro_batch_tokens": 2048, "checkpoint_every": 1000, "betas": [0.9, 0.95]}
     defaults: dict[str, object] = {
         "words": "plain",
-        "scripted": {"number": 48, "lake": 48},
-        "clone": {"objective": "clone", "groups_per_step": 32, "minibatches": 2, "lr": 2e-5, **shared},
+        "scripted": {"number": 12, "lake": 12},
+        "clone": {"objective": "clone", "groups_per_step": 24, "minibatches": 3, "lr": 2e-5, **shared},
         "online": {"objective": "grpo", "groups_per_step": 4, "max_staleness": 1, "lr": 2e-6, **shared},
         "group_size": 4,
         "concurrency": 16,
         "max_tokens": 8,
+        "max_turns": 6,
         "workers": 1,
-        "evaluation": 24,
+        "evaluation": 16,
         "seconds": 1800.0,
+        "threads": 2,
     }
     return Plan(model=model, engine=engine, **{**defaults, **sizes})  # type: ignore[arg-type]
 
@@ -97,6 +103,7 @@ def write_config(plan: Plan, endpoints: Endpoints, folder: Path) -> Path:
         tables[f"environments.{game}"] = {
             "adapter": f"rollstream.app.demo.games:{game}",
             "group_size": plan.group_size,
+            "max_turns": plan.max_turns,
             "seeds": [first, first + SEED_SPAN - 1],
         }
         tables[f"environments.{game}.options"] = {"words": plan.words}

@@ -71,9 +71,9 @@ def _guesses(player: ScriptedPlayer, kind: str, rng: random.Random) -> Iterator[
 
 def _walk(rows: tuple[str, ...], kind: str, rng: random.Random) -> Iterator[str]:
     away = _distances(rows)
-    row = column = 0
+    place = (0, 0)
     while True:
-        ways = [(a, row + DELTAS[a][0], column + DELTAS[a][1]) for a in range(4)]
+        ways = [(a, place[0] + DELTAS[a][0], place[1] + DELTAS[a][1]) for a in range(4)]
         inside = [way for way in ways if 0 <= way[1] < SIZE and 0 <= way[2] < SIZE]
         safe = [way for way in inside if rows[way[1]][way[2]] != "H"]
         if kind == "reckless":
@@ -81,9 +81,9 @@ def _walk(rows: tuple[str, ...], kind: str, rng: random.Random) -> Iterator[str]
         elif kind == "wander":
             chosen = rng.choice(safe)
         else:
-            chosen = rng.choice([way for way in safe if away.get((way[1], way[2]), 99) < away[row, column]])
+            chosen = rng.choice([way for way in safe if away.get((way[1], way[2]), 99) < away[place]])
         if chosen in inside:
-            row, column = chosen[1], chosen[2]
+            place = chosen[1:]
         yield ACTIONS[chosen[0]]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...consumers.audit import audit
 from ...consumers.ledger import Ledger, lineage
-from ...infra.log import Partition
+from ...infra.log import Partition, Position
 from ...infra.scan import scan
 from ...schemas import Receipt, Trajectory, WireError, decode_as
 from ..context import Context
@@ -48,21 +48,31 @@ def summarize(
 
 
 def pick_trajectories(here: Context, online: Sequence[Receipt]) -> list[Trajectory]:
-    """One of each environment from the first online steps, and one from the last."""
-    shown: list[Trajectory] = []
-    for receipt in [*online[:1], *online[-1:]]:
-        topics: set[str] = set()
+    """The first one of each environment that an online step trained, then the last ones, to be compared with them."""
+    first, last = _trained_by_topic(online), _trained_by_topic(list(reversed(online)))
+    chosen = list(dict.fromkeys([*(first[t] for t in sorted(first)), *(last[t] for t in sorted(last))]))
+    return [shown for position in chosen if (shown := _read(here, position)) is not None]
+
+
+def _trained_by_topic(receipts: Sequence[Receipt]) -> dict[str, Position]:
+    """Topic -> a trajectory that the first of these receipts with any of this topic trained."""
+    found: dict[str, Position] = {}
+    for receipt in receipts:
         for consumed in receipt.consumed:
-            if consumed.topic in topics or not len(consumed.trained):
-                continue
-            topics.add(consumed.topic)
-            partition, offset = Partition(consumed.topic, consumed.partition), int(consumed.trained[0])
-            for record in scan(here.log, {partition: offset}, stop={partition: offset + 1}):
-                try:
-                    shown.append(decode_as(Trajectory, record.value or b""))
-                except WireError:
-                    continue
-    return shown
+            if consumed.topic not in found and len(consumed.trained):
+                partition = Partition(consumed.topic, consumed.partition)
+                found[consumed.topic] = Position(partition, int(consumed.trained[0]))
+    return found
+
+
+def _read(here: Context, position: Position) -> Trajectory | None:
+    stop = {position.partition: position.offset + 1}
+    for record in scan(here.log, {position.partition: position.offset}, stop=stop):
+        try:
+            return decode_as(Trajectory, record.value or b"")
+        except WireError:
+            return None
+    return None
 
 
 def _total(receipts: Sequence[Receipt], name: str) -> float:

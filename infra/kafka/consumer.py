@@ -84,7 +84,9 @@ class KafkaConsumer:
                     self._raise_found()
                     left = deadline - time.monotonic()
                     records = self._fetch(max_records, min(max(left, 0), SLICE))
-                    if records or self._closing or (left <= 0 and not self._has_found()):
+                    if self._closing:
+                        return []
+                    if records or (left <= 0 and not self._has_found()):
                         return records
             finally:
                 if self._closing:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from threading import Condition, Lock, Thread, current_thread
 from types import TracebackType
 from typing import Self
@@ -21,12 +22,15 @@ from typing import Self
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ..log import Headers, LogError, Partition, Position, Topic, check_record, record_size
+from .doubt import Doubt
 from .errors import code_of, to_log_error
 
 _log = logging.getLogger(__name__)
 
 PATIENCE = 60.0
 """Seconds that the first append to a topic waits for a cluster that cannot be reached."""
+ATTEMPTS = 5
+"""How often a record is sent whose acknowledgement leaves open whether it was stored."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,18 +44,22 @@ class _Append:
     headers: list[tuple[str, str | bytes | None]] | None
     size: int
     future: "Future[Position]"
+    attempts: int = 0
+    sent: int = 0
+    """Which sending of its buffer the last one was."""
 
 
 class _Buffer:
     """The records under way: how many, how many bytes; and the thread that serves their reports."""
 
-    def __init__(self, client: Producer, capacity: int) -> None:
+    def __init__(self, client: Producer, capacity: int, batch_bytes: int) -> None:
         self.pending = 0
         self._client = client
-        self._capacity = capacity
+        self._capacity, self._batch_bytes = capacity, batch_bytes
         self._bytes = 0
         self._closing = False
-        self._doubtful: dict[Partition, int] = {}
+        self._sendings = count()
+        self._doubts: dict[Partition, Doubt] = {}
         self._changed = Condition()
         self._thread = Thread(target=self._serve, name="rollstream-reports", daemon=True)
         self._thread.start()
@@ -71,6 +79,8 @@ class _Buffer:
 
     def send(self, append: _Append) -> None:
         """Hand a record to the client. Its future gets whatever comes of it."""
+        append.attempts += 1
+        append.sent = next(self._sendings)
         while True:
             try:
                 self._client.produce(
@@ -120,26 +130,22 @@ class _Buffer:
         partition = Partition(append.topic, message.partition() or 0)
         if error is not None:
             self._finish(append, to_log_error(error, f"append to {append.topic}"))
-        elif self._is_doubtful(partition, offset := message.offset()):
-            _log.warning("%s: acknowledged as sent before, without a position; appending once more", partition)
+        elif not self._is_doubtful(append, partition, message.offset()):
+            self._finish(append, Position(partition, message.offset() or 0))
+        elif append.attempts < ATTEMPTS:
+            _log.warning("%s: a record was acknowledged as a duplicate, without a position; appending again", partition)
             self.send(append)
         else:
-            self._finish(append, Position(partition, offset or 0))
+            doing = f"append to {append.topic}: acknowledged {ATTEMPTS} times as a duplicate, without a position"
+            self._finish(append, LogError(doing, retriable=True))
 
-    def _is_doubtful(self, partition: Partition, offset: int | None) -> bool:
-        """Was the batch acknowledged only as a duplicate?
-
-        So answers a broker that remembers the batch's sequence number but not where it lies, or whether it was stored
-        at all (Tansu, killed in between). The client takes that for success and counts offsets from -1.
-        """
-        expected = -1 if offset is None else self._doubtful.get(partition)
-        if expected is None:
-            return False
-        if offset is not None and offset != expected:
-            del self._doubtful[partition]
-            return False
-        self._doubtful[partition] = expected + 1
-        return True
+    def _is_doubtful(self, append: _Append, partition: Partition, offset: int | None) -> bool:
+        doubt = self._doubts.get(partition)
+        if doubt is None:
+            if offset is not None:
+                return False
+            doubt = self._doubts[partition] = Doubt(self._batch_bytes)
+        return doubt.raised(offset, append.size, sent=append.sent, now=next(self._sendings))
 
     def _finish(self, append: _Append, outcome: Position | LogError) -> None:
         if isinstance(outcome, LogError):
@@ -174,7 +180,7 @@ class KafkaWriter:
         self._topics: dict[str, Topic] = {}
         self._lock = Lock()
         self._closed = False
-        self._buffers = {batch_bytes: _Buffer(connect(batch_bytes), capacity)}
+        self._buffers = {batch_bytes: _Buffer(connect(batch_bytes), capacity, batch_bytes)}
 
     def append(
         self,
@@ -265,7 +271,7 @@ class KafkaWriter:
                 if self._closed:
                     raise LogError("the writer is closed")
                 if size not in self._buffers:
-                    self._buffers[size] = _Buffer(self._connect(size), self._capacity)
+                    self._buffers[size] = _Buffer(self._connect(size), self._capacity, size)
         return self._buffers[size]
 
     def _seal(self) -> None:

@@ -6,7 +6,8 @@
 
 A guard without an owner (`rollstream up`) forks away and stays until `rollstream down`. It is run by path with nothing
 but the standard library (`python -I -S guard.py OWNER GRACE COMMAND ...`), which keeps it at a few MB and starts it in
-milliseconds. It writes two pids to its standard output, its own and the server's; standard error is the server's log.
+milliseconds. It writes two pids to its standard output, its own and the server's, and ends with the server's exit
+status; its standard error is the server's log.
 """
 
 import ctypes
@@ -58,9 +59,10 @@ def watch_server(server: int, owner: int, grace: float) -> int:
             os.kill(server, signal.SIGKILL)
 
 
-def run_guard(owner: int, grace: float, command: Sequence[str]) -> None:
+def run_guard(owner: int, grace: float, command: Sequence[str]) -> int:
+    """Returns the server's exit status, as a shell gives it: 128 and the signal's number where one ended it."""
     if owner == 0 and os.fork():
-        return
+        return 0
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKES)
     server = launch_server(command)
     os.write(1, f"{os.getpid()} {server}\n".encode())
@@ -68,7 +70,8 @@ def run_guard(owner: int, grace: float, command: Sequence[str]) -> None:
     status = os.waitstatus_to_exitcode(watch_server(server, owner, grace))
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
     os.write(2, f"guard: {os.path.basename(command[0])} (pid {server}) ended with {how}\n".encode())  # noqa: PTH119
+    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":
-    run_guard(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
+    sys.exit(run_guard(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

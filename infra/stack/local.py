@@ -87,7 +87,7 @@ class LocalStack:
             refuse_second(self._directory)
             try:
                 self._endpoints = self._start_all(progress)
-            except BaseException:
+            except BaseException:  # whatever ended it, Ctrl-C too: no server may stay behind
                 self._end_all()
                 raise
         return self._endpoints

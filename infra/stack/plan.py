@@ -51,7 +51,8 @@ def new_plan() -> Plan:
         ports={},
         access_key=secrets.token_hex(10),
         secret_key=secrets.token_hex(20),
-        cluster=urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("="),
+        # The first byte keeps it from beginning with a dash, which every command line takes for an option.
+        cluster=urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("="),
     )
 
 

@@ -18,9 +18,10 @@ from ...infra.models import end_ids as declared_ends
 from ...infra.models import open_model
 from ...infra.weights import copy_weights, read_model_weights
 from ..engine import EngineError
+from .backend import Delta, Request
 from .cache import RowCache, RowPool
 from .sampling import draw_tokens
-from .threaded import Delta, Request, ThreadedEngine
+from .threaded import ThreadedEngine
 
 WASTE = 512
 """Padding tokens that cost about as much as one more forward pass of a small model."""
@@ -145,7 +146,6 @@ class _Backend:
             ids[index, start:] = row.tokens[row.filled :]
             positions[index, start:] = np.arange(row.filled, len(row.tokens))
             real[index, start:] = True
-            row.filled = len(row.tokens)
         where = self._tensor(positions)
         self._cache.place(self._tensor([row.row for row in rows]), where, self._tensor(real))
         seen = torch.arange(self._cache.length, device=self._device) <= where.unsqueeze(-1)
@@ -157,6 +157,9 @@ class _Backend:
             use_cache=True,
             logits_to_keep=1,
         )
+        # Only now: of a pass that fails nothing may be taken up later.
+        for row in rows:
+            row.filled = len(row.tokens)
         logits: Tensor = output.logits
         return logits[:, -1]
 

