@@ -15,7 +15,7 @@ from . import books, evaluate, inspect, local, roles, settings, topics
 from .context import Options
 from .demo import command as demo
 from .logs import configure_logging
-from .output import examples
+from .output import examples, flow_help
 
 EXTRAS = {
     "torch": "train",
@@ -81,6 +81,7 @@ def root(
 
 for module in (demo, local, topics, roles, evaluate, inspect, books, settings):
     module.register(cli)
+flow_help(cli)
 
 
 def main() -> None:

@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..infra.log import Log, Partition
+from ..infra.log import Log, Partition, Record
+from ..infra.scan import scan
 from ..infra.topics import Names
 from ..schemas import Receipt, WireError, decode_as
 from .output import Pace
@@ -42,26 +43,20 @@ class RunMonitor:
         """`from_step`: leave out older receipts (a warm start)."""
         self._log, self._run, self._from = log, run, from_step
         self._partitions = [p for e in environments for p in log.partitions(names.trajectories(e))]
-        bounds = log.bounds(log.partitions(names.ledger))
-        self._consumer = log.read({p: first for p, (first, _) in bounds.items()})
         self._recent: deque[Receipt] = deque(maxlen=WINDOW)
         self._settled: dict[Partition, int] = {}
         self._ends: dict[Partition, int] = {}
         self._asking = Pace(LAG_EVERY, at_once=True)
+        bounds = log.bounds(log.partitions(names.ledger))
+        ends = {p: end for p, (_, end) in bounds.items()}
+        for record in scan(log, {p: first for p, (first, _) in bounds.items()}, stop=ends):
+            self._take(record)
+        self._consumer = log.read(ends)
 
     def poll(self, timeout: float) -> list[Receipt]:
-        """New receipts of the run, oldest first, those before `from_step` left out."""
-        fresh: list[Receipt] = []
-        for record in self._consumer.poll(100, timeout):
-            try:
-                receipt = decode_as(Receipt, record.value or b"")
-            except WireError:
-                continue
-            if receipt.run == self._run:
-                self._count(receipt)
-                fresh += [receipt] if receipt.step >= self._from else []
-        self._recent.extend(fresh)
-        return fresh
+        """Receipts of the run written since it was made, oldest first, those before `from_step` left out."""
+        taken = [self._take(record) for record in self._consumer.poll(100, timeout)]
+        return [receipt for receipt in taken if receipt is not None]
 
     def snapshot(self) -> Snapshot:
         """The run as of the last poll."""
@@ -83,6 +78,19 @@ class RunMonitor:
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _take(self, record: Record) -> Receipt | None:
+        try:
+            receipt = decode_as(Receipt, record.value or b"")
+        except WireError:
+            return None
+        if receipt.run != self._run:
+            return None
+        self._count(receipt)
+        if receipt.step < self._from:
+            return None
+        self._recent.append(receipt)
+        return receipt
 
     def _count(self, receipt: Receipt) -> None:
         for consumed in receipt.consumed:

@@ -4,6 +4,7 @@ standard output     what was asked for: lines for people, or with --json one doc
 standard error      progress, log lines, errors
 """
 
+import inspect
 import json
 import sys
 import time
@@ -18,6 +19,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 def examples(*lines: str) -> str:
     """The end of a command's help: one example a line."""
     return "\n".join(("Examples:", *(f"$ {line}" for line in lines)))
+
+
+def flow_help(cli: typer.Typer) -> None:
+    """Let the paragraphs of every command's docstring fill the terminal, whatever the width of the source."""
+    for command in cli.registered_commands:
+        paragraphs = inspect.cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for group in cli.registered_groups:
+        if group.typer_instance is not None:
+            flow_help(group.typer_instance)
 
 
 def print_json(value: Mapping[str, object] | Sequence[object]) -> None:

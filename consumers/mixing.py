@@ -5,8 +5,8 @@
     put --> [ topic c ]--/
 
 Weighted fair queueing (Demers, Keshav and Shenker 1989): each topic has a clock that moves 1 / weight with each record
-taken. A topic that had nothing for a while does not save up a claim, so an environment that stands still neither holds the
-others up nor floods them when it is back.
+taken. A topic that had nothing for a while does not save up a claim, so an environment that stands still neither holds
+the others up nor floods them when it is back.
 """
 
 from collections import deque
@@ -36,8 +36,8 @@ class Mixer:
         self._bytes[topic] += _size(record)
 
     def take(self, owed: Callable[[str], bool]) -> Record | None:
-        """The next record, or None to wait: nothing is there, or the topic that is due has nothing yet but is `owed` more
-        (in a replay, where the mix must not depend on who was read first)."""
+        """The next record, or None to wait: nothing is there, or the topic that is due has nothing yet but is `owed`
+        more (in a replay, where the mix must not depend on who was read first)."""
         for topic in sorted(self._clocks, key=lambda t: self._clocks[t]):
             if self._queues[topic]:
                 return self._pop(topic)

@@ -34,9 +34,9 @@ def fingerprint(tokenizer: Any) -> str:
 def word_tokenizer(words: Sequence[str]) -> Any:
     """A `PreTrainedTokenizerFast` with one token a word, in this order, and nothing else: ids are the words' places.
 
-    Its chat template writes the words of the messages and no wrapper around them, so a renderer gives one token a word. A
-    word that it does not have is an error, never an unknown token. `save_pretrained` writes a normal directory. Raises
-    `ValueError` for a word that is twice there, is empty or holds white space.
+    Its chat template writes the words of the messages and no wrapper around them, so a renderer gives one token a word.
+    A word that it does not have is an error, never an unknown token. `save_pretrained` writes a normal directory.
+    Raises `ValueError` for a word that is twice there, is empty or holds white space.
     """
     if len(set(words)) != len(words) or any(word.split() != [word] for word in words):
         raise ValueError(f"words without white space, each once, expected: {list(words)[:20]} ...")

@@ -145,6 +145,14 @@ def test_examples_one_per_line(run: Run, command: tuple[str, ...]) -> None:
     assert all(" ".join(command) in line for line in examples)
 
 
+def test_help_flows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text fills the width that there is, instead of breaking where the source does."""
+    monkeypatch.setenv("COLUMNS", "200")
+    text = run("demo", "--help").out
+    assert "Ctrl-C at any moment ends every process; --resume goes on from the last checkpoint." in text
+    assert "DIR/rollstream.toml; commands find them there" in run("up", "--help").out
+
+
 def test_version(run: Run) -> None:
     assert run("--version").out.startswith("rollstream 0.")
 

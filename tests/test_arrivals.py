@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rollstream.consumers import Admission, Arrival, Objective, StalenessGate
@@ -28,7 +29,7 @@ def record(value: bytes | None, headers: dict[str, bytes] | None = None) -> Reco
     return Record(partition=Partition("m.trajectories.maze", 0), offset=7, key=b"k", value=value, headers=headers or {})
 
 
-def admit(log: Log, record: Record, *, version: int = 1, bound: int | None = 2, **settings: object) -> Arrival:
+def admit(log: Log, record: Record, *, version: int = 1, bound: int | None = 2, **settings: Any) -> Arrival:
     letters = DeadLetters(log, NAMES)
     try:
         admission = Admission(gate=StalenessGate(bound, version), dead_letters=letters, schemas=Schemas())

@@ -46,7 +46,9 @@ def demo(
         Literal["tansu", "kafka"], typer.Option(help="Embedded, or Apache Kafka from $KAFKA_HOME.")
     ] = "tansu",
     steps: Annotated[int | None, typer.Option(min=1, help="Online steps; else as many as fit into the time.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Of the online phase, at most; else 75 (1800).")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Of the online phase, at most; else what suits the model.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of model, tasks and sampling.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:

@@ -122,12 +122,12 @@ class Demo:
         workers = f"{self._plan.workers} worker{'s' if self._plan.workers > 1 else ''}"
         self._view.phase(f"online: {workers} and a trainer, through {self._state.broker} and S3")
         limit = overrides("trainer", {"steps": first + self._plan.steps}) if self._plan.steps else []
+        games = tuple(self._plan.scripted)
+        monitor = RunMonitor(self._here.log, self._here.names, self._here.run, games, from_step=first + 1)
         self._start("dispatcher", "dispatch")
         for number in range(self._plan.workers):
             self._start(f"worker-{number}", "work")
         self._start("trainer", *limit, "train")
-        games = tuple(self._plan.scripted)
-        monitor = RunMonitor(self._here.log, self._here.names, self._here.run, games, from_step=first + 1)
         try:
             self._watch(monitor)
         finally:
@@ -138,11 +138,11 @@ class Demo:
         """Show the run until its time is up or its trainer is done."""
         state, limit = self._state, self._plan.seconds
         last = saved = time.monotonic()
-        started = state.online_seconds > 0
+        started = False
         with self._view.live("online") as live:
             while not self._crew.done("trainer") and state.online_seconds < limit:
                 self._check()
-                # The clock begins with the first step: starting Python and torch is not learning.
+                # The clock begins with the first step of this life: starting Python and torch is not learning.
                 started |= bool(monitor.poll(LOOK))
                 now = time.monotonic()
                 state.online_seconds += (now - last) * started

@@ -155,7 +155,9 @@ class _Buffer:
         with self._changed:
             self.pending -= 1
             self._bytes -= append.size
-            self._changed.notify_all()
+            # a waiter woken for every record costs more than the record
+            if self.pending == 0 or self._bytes <= self._capacity * 3 // 4 < self._bytes + append.size:
+                self._changed.notify_all()
 
 
 class KafkaWriter:
