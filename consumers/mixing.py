@@ -12,14 +12,14 @@ the others up nor floods them when it is back.
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from ..infra.log import Partition, Record
+from ..infra.log import Partition, Record, record_size
 
 
 class Mixer:
     """Not thread-safe: the reader holds its lock."""
 
     def __init__(self, weights: Mapping[str, float], limit: int) -> None:
-        """`weights`: topic -> share on any positive scale; `limit`: bytes of values, shared evenly among the topics."""
+        """`weights`: topic -> share on any positive scale; `limit`: bytes of records, shared evenly among the topics."""
         self._weights = dict(weights)
         self._limit = limit // len(weights)
         self._queues: dict[str, deque[Record]] = {topic: deque() for topic in weights}
@@ -70,4 +70,4 @@ class Mixer:
 
 
 def _size(record: Record) -> int:
-    return len(record.value or b"")
+    return record_size(record.key, record.value, record.headers)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -293,18 +294,22 @@ async def test_a_swap_in_mid_generation_splits_the_completion_exactly(
 
 
 def hold_step(engine: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the engine take this step only once it has an order that it has not seen yet: the swap."""
-    backend, inbox = engine._backend, engine._inbox
-    take_step, steps = backend.step, count(1)
+    """Begin to read new weights when the engine is about to take this step, which then waits for the order to swap."""
+    backend, inbox, reached = engine._backend, engine._inbox, threading.Event()
+    take_step, read_files, steps = backend.step, backend.read, count(1)
 
     def step() -> Any:
         if next(steps) == number:
-            order = inbox.get(timeout=20)
-            # Behind those that came meanwhile, of which there are none here.
-            inbox.put(order)
+            reached.set()
+            inbox.put(inbox.get(timeout=20))
         return take_step()
 
+    def read(directory: Path) -> Any:
+        assert reached.wait(20)
+        return read_files(directory)
+
     monkeypatch.setattr(backend, "step", step)
+    monkeypatch.setattr(backend, "read", read)
 
 
 def truncate(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The log on Kafka, over confluent-kafka (librdkafka).
 
-    KafkaLog --+--> Admin, EndProbe       topics, settings, bounds           admin.py, ends.py
-               +--> KafkaWriter           append, back-pressure, futures     writer.py
+    KafkaLog --+--> Admin, fetch_ends     topics, settings, bounds           admin.py, ends.py
+               +--> KafkaWriter           append, back-pressure, futures     writer.py, doubt.py
                +--> KafkaConsumer         groups and hand-named partitions   consumer.py
     settings.py: what the clients are told; errors.py: what they say
 

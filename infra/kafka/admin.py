@@ -94,6 +94,7 @@ class Admin:
     def create(self, topic: Topic) -> None:
         """Create it; returns when it can be used."""
         new = _api.NewTopic(topic.name, topic.partitions, topic.replication, config=dict(topic.config))
+        # a topic that is there is an answer here, not an error
         try:
             self._wait(lambda: self._client.create_topics([new])[topic.name], f"create {topic.name}", give_up=_EXISTS)
         except KafkaException:
@@ -129,7 +130,7 @@ class Admin:
         self._wait(lambda: self._client.incremental_alter_configs([resource])[resource], f"alter {topic}")
 
     def offsets(self, partitions: Iterable[Partition], *, latest: bool) -> dict[Partition, int]:
-        """What ListOffsets answers. The latest is too low on Tansu; see `EndProbe`."""
+        """What ListOffsets answers. The latest is too low on Tansu; see `fetch_ends`."""
         spec = _api.OffsetSpec.latest() if latest else _api.OffsetSpec.earliest()
         request = {TopicPartition(p.topic, p.number): spec for p in partitions}
         if not request:

@@ -18,7 +18,6 @@ from typing import Self
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    OFFSET_INVALID,
     Consumer,
     KafkaError,
     KafkaException,
@@ -28,6 +27,7 @@ from confluent_kafka import (
 
 from ..log import LogError, OnAssign, OnRevoke, Partition, Record, check_starts, out_of_range
 from .errors import code_of, is_passing, to_log_error
+from .messages import at_offset, to_partitions, to_record
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class KafkaConsumer:
 
     def start(self, start: Mapping[Partition, int]) -> None:
         """Read these partitions, outside of any group."""
-        self._client.assign([_at(partition, offset) for partition, offset in start.items()])
+        self._client.assign([at_offset(partition, offset) for partition, offset in start.items()])
         self._positions.update(start)
 
     def poll(self, max_records: int, timeout: float) -> list[Record]:
@@ -105,8 +105,9 @@ class KafkaConsumer:
             self._gone.discard(partition)
             self._positions[partition] = offset
             try:
-                self._client.seek(_at(partition, offset))
+                self._client.seek(at_offset(partition, offset))
             except KafkaException as error:
+                # _STATE: the fetch failed (out of range) or has not begun yet
                 if code_of(error).name() != "_STATE":
                     raise to_log_error(code_of(error), f"seek {partition} to {offset}") from error
                 self._restart(partition, offset)
@@ -114,13 +115,13 @@ class KafkaConsumer:
     def pause(self, partitions: Iterable[Partition]) -> None:
         with self._busy:
             chosen = [self._own(partition) for partition in partitions]
-            self._client.pause([_at(partition) for partition in chosen])
+            self._client.pause([at_offset(partition) for partition in chosen])
             self._paused.update(chosen)
 
     def resume(self, partitions: Iterable[Partition]) -> None:
         with self._busy:
             chosen = [self._own(partition) for partition in partitions]
-            self._client.resume([_at(partition) for partition in chosen])
+            self._client.resume([at_offset(partition) for partition in chosen])
             self._paused.difference_update(chosen)
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
@@ -132,7 +133,9 @@ class KafkaConsumer:
             if not offsets:
                 return
             try:
-                answers = self._client.commit(offsets=[_at(*item) for item in offsets.items()], asynchronous=False)
+                answers = self._client.commit(
+                    offsets=[at_offset(*item) for item in offsets.items()], asynchronous=False
+                )
             except KafkaException as error:
                 raise to_log_error(code_of(error), "commit") from error
             for answer in answers:
@@ -194,6 +197,7 @@ class KafkaConsumer:
         """What the client has, after at most `wait` seconds for the first record. Runs the rebalance callbacks."""
         self._fetching = True
         try:
+            # asked for several, the client waits until it has them all or the time is up
             messages = self._client.consume(1, wait)
             if messages and limit > 1:
                 messages += self._client.consume(min(limit - 1, 100_000), 0)
@@ -210,9 +214,10 @@ class KafkaConsumer:
         partition = None if topic is None or number is None else Partition(topic, number)
         if error is not None:
             self._note(error, partition)
+        # a partition may have been sought or revoked between its fetch and here
         elif partition is not None and offset is not None and offset >= self._positions.get(partition, offset + 1):
             self._positions[partition] = offset + 1
-            return _record(message, partition, offset)
+            return to_record(message, partition, offset)
         return None
 
     def _note(self, error: KafkaError, partition: Partition | None) -> None:
@@ -233,14 +238,15 @@ class KafkaConsumer:
             self._errors.append(to_log_error(error, f"poll {partition or ''}".rstrip()))
 
     def _assigned(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        gained = _names(partitions)
+        gained = to_partitions(partitions)
         starts: Mapping[Partition, int] = {}
         try:
             starts = self._find_starts(gained)
         except Exception as error:  # noqa: BLE001 - whatever it is, these partitions have no known place to start from
             self._broken = error
         self._positions.update(starts)
-        client.incremental_assign([_at(*item) for item in starts.items()])
+        # without an answer from here the client would assign by itself, at the committed offsets
+        client.incremental_assign([at_offset(*item) for item in starts.items()])
 
     def _find_starts(self, gained: frozenset[Partition]) -> dict[Partition, int]:
         chosen: Mapping[Partition, int] = {}
@@ -253,7 +259,7 @@ class KafkaConsumer:
         if not partitions:
             return {}
         try:
-            answers = self._client.committed([_at(partition) for partition in partitions], timeout=_PATIENCE)
+            answers = self._client.committed([at_offset(partition) for partition in partitions], timeout=_PATIENCE)
         except KafkaException as error:
             raise to_log_error(code_of(error), "read committed offsets") from error
         for answer in answers:
@@ -265,13 +271,14 @@ class KafkaConsumer:
         }
 
     def _revoked(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        lost = _names(partitions) & self._positions.keys()
+        lost = to_partitions(partitions) & self._positions.keys()
         self._tell(lost)
         client.incremental_unassign(partitions)
         self._forget(lost)
 
     def _lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        lost = _names(partitions) & self._positions.keys()
+        lost = to_partitions(partitions) & self._positions.keys()
+        # forgotten first, so that a commit in the callback is refused: others may have these partitions by now
         self._forget(lost)
         self._tell(lost)
         client.incremental_unassign(partitions)
@@ -292,35 +299,7 @@ class KafkaConsumer:
 
     def _restart(self, partition: Partition, offset: int) -> None:
         """Begin anew at this offset: where a fetch failed, or has not begun, the client cannot seek."""
-        self._client.incremental_unassign([_at(partition)])
-        self._client.incremental_assign([_at(partition, offset)])
+        self._client.incremental_unassign([at_offset(partition)])
+        self._client.incremental_assign([at_offset(partition, offset)])
         if partition in self._paused:
-            self._client.pause([_at(partition)])
-
-
-def _at(partition: Partition, offset: int = OFFSET_INVALID) -> TopicPartition:
-    return TopicPartition(partition.topic, partition.number, offset)
-
-
-def _names(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:
-    return frozenset(Partition(partition.topic, partition.partition) for partition in partitions)
-
-
-def _record(message: Message, partition: Partition, offset: int) -> Record:
-    return Record(
-        partition=partition,
-        offset=offset,
-        key=message.key(),
-        value=message.value(),
-        headers=_headers(message),
-        timestamp_ms=message.timestamp()[1],
-    )
-
-
-def _headers(message: Message) -> dict[str, bytes]:
-    """The last of several headers of one name; a header without a value is empty."""
-    found = message.headers()
-    if not found:
-        return {}
-    named = found.items() if isinstance(found, dict) else found
-    return {name: value.encode() if isinstance(value, str) else value or b"" for name, value in named}
+            self._client.pause([at_offset(partition)])

@@ -17,11 +17,13 @@ Role = Literal["admin", "writer", "consumer"]
 Settings = Mapping[str, str]
 
 _EVERYBODY = {
+    # a broker that restarts is found within a second, a new partition within ten
     "reconnect.backoff.ms": "50",
     "reconnect.backoff.max.ms": "1000",
     "topic.metadata.refresh.interval.ms": "10000",
 }
 DEFAULTS: Mapping[Role, Settings] = {
+    # nobody polls the admin client, so its log would only pile up; what fails is raised
     "admin": {**_EVERYBODY, "log_level": "2"},
     "writer": {
         **_EVERYBODY,
@@ -30,6 +32,7 @@ DEFAULTS: Mapping[Role, Settings] = {
         "batch.size": "524288",
         "message.max.bytes": "1048576",
         "queue.buffering.max.kbytes": "65536",
+        # longer than a broker takes to restart: its records wait, they do not fail
         "delivery.timeout.ms": "600000",
         "retry.backoff.max.ms": "1000",
     },
@@ -39,6 +42,7 @@ DEFAULTS: Mapping[Role, Settings] = {
         "max.poll.interval.ms": "300000",
         "queued.max.messages.kbytes": "32768",
         "fetch.max.bytes": "16777216",
+        # by default a full queue is looked at once a second, which a fast reader would feel
         "fetch.queue.backoff.ms": "10",
         "fetch.error.backoff.ms": "100",
     },
@@ -49,6 +53,7 @@ DEFAULTS: Mapping[Role, Settings] = {
 CLASSIC: Settings = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}
 """Defaults that only the classic group protocol knows; with `group.protocol=consumer` the broker decides them."""
 
+# Tansu creates an unknown topic as soon as somebody asks about it, unless told not to
 _UNASKED = {"allow.auto.create.topics": "false"}
 FIXED: Mapping[Role, Settings] = {
     "admin": _UNASKED,
@@ -57,6 +62,7 @@ FIXED: Mapping[Role, Settings] = {
         "enable.idempotence": "true",
         "acks": "all",
         "partitioner": "murmur2_random",
+        # the buffer counts bytes; a second bound by number would refuse small records
         "queue.buffering.max.messages": "0",
     },
     "consumer": {

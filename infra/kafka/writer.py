@@ -1,10 +1,6 @@
 """`KafkaWriter`: appends with back-pressure, acknowledged through futures.
 
-    caller thread:  append --> room in the buffer? (waits) --> client's queue          the client's own threads send
-    reports thread:                       future resolved, room made <-- client's delivery reports
-
-The two meet in `_Buffer`. It knows nothing of the writer, so that a writer dropped unclosed is noticed: it warns, and
-what it accepted is still sent while the process lives.
+append --> topic known? size allowed? key needed? --> buffer (waits for room) --> broker --> future
 """
 
 import logging
@@ -12,152 +8,27 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
-from itertools import count
-from threading import Condition, Lock, Thread, current_thread
+from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Producer
 
-from ..log import Headers, LogError, Partition, Position, Topic, check_record, record_size
-from .doubt import Doubt
-from .errors import code_of, to_log_error
+from ..log import Headers, LogError, Position, Topic, check_record, record_size
+from .buffer import Append, Buffer
 
 _log = logging.getLogger(__name__)
 
 PATIENCE = 60.0
 """Seconds that the first append to a topic waits for a cluster that cannot be reached."""
-ATTEMPTS = 5
-"""How often a record is sent whose acknowledgement leaves open whether it was stored."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Append:
-    """One record under way."""
+class _Known(NamedTuple):
+    """What the writer knows of a topic."""
 
-    topic: str
-    value: bytes | None
-    key: bytes | None
-    number: int
-    headers: list[tuple[str, str | bytes | None]] | None
-    size: int
-    future: "Future[Position]"
-    attempts: int = 0
-    sent: int = 0
-    """Which sending of its buffer the last one was."""
-
-
-class _Buffer:
-    """The records under way: how many, how many bytes; and the thread that serves their reports."""
-
-    def __init__(self, client: Producer, capacity: int, batch_bytes: int) -> None:
-        self.pending = 0
-        self._client = client
-        self._capacity, self._batch_bytes = capacity, batch_bytes
-        self._bytes = 0
-        self._closing = False
-        self._sendings = count()
-        self._doubts: dict[Partition, Doubt] = {}
-        self._changed = Condition()
-        self._thread = Thread(target=self._serve, name="rollstream-reports", daemon=True)
-        self._thread.start()
-
-    def enter(self, size: int) -> None:
-        """Take room for a record, waiting until there is some; a record larger than the buffer waits for all of it.
-
-        The reports' own thread is never held back: it is the one that makes room. Raises `LogError` once closing.
-        """
-        with self._changed:
-            while self._bytes and self._bytes + size > self._capacity and not self._is_exempt():
-                self._changed.wait()
-            if self._closing:
-                raise LogError("the writer is closed")
-            self.pending += 1
-            self._bytes += size
-
-    def send(self, append: _Append) -> None:
-        """Hand a record to the client. Its future gets whatever comes of it."""
-        append.attempts += 1
-        append.sent = next(self._sendings)
-        while True:
-            try:
-                self._client.produce(
-                    append.topic,
-                    append.value,
-                    append.key,
-                    append.number,
-                    on_delivery=partial(self._settle, append),
-                    headers=append.headers,
-                )
-                return
-            except BufferError:  # the client counts a little more than this buffer does
-                with self._changed:
-                    self._changed.wait(0.05)
-            except KafkaException as error:
-                self._finish(append, to_log_error(code_of(error), f"append to {append.topic}"))
-                return
-
-    def drain(self, timeout: float) -> bool:
-        """Wait until nothing is under way; False when `timeout` (s) ended first."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.pending == 0, timeout)
-
-    def seal(self) -> None:
-        """Accept no more; the thread ends once nothing is under way."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-
-    def purge(self) -> None:
-        """Give up what is under way."""
-        self._client.purge()
-
-    def join(self) -> None:
-        if current_thread() is not self._thread:
-            self._thread.join()
-
-    def _is_exempt(self) -> bool:
-        return self._closing or current_thread() is self._thread
-
-    def _serve(self) -> None:
-        while not (self._closing and self.pending == 0):
-            self._client.poll(0.1)
-
-    def _settle(self, append: _Append, error: KafkaError | None, message: Message) -> None:
-        """The delivery report of one record."""
-        partition = Partition(append.topic, message.partition() or 0)
-        if error is not None:
-            self._finish(append, to_log_error(error, f"append to {append.topic}"))
-        elif not self._is_doubtful(append, partition, message.offset()):
-            self._finish(append, Position(partition, message.offset() or 0))
-        elif append.attempts < ATTEMPTS:
-            _log.warning("%s: a record was acknowledged as a duplicate, without a position; appending again", partition)
-            self.send(append)
-        else:
-            doing = f"append to {append.topic}: acknowledged {ATTEMPTS} times as a duplicate, without a position"
-            self._finish(append, LogError(doing, retriable=True))
-
-    def _is_doubtful(self, append: _Append, partition: Partition, offset: int | None) -> bool:
-        doubt = self._doubts.get(partition)
-        if doubt is None:
-            if offset is not None:
-                return False
-            doubt = self._doubts[partition] = Doubt(self._batch_bytes)
-        return doubt.raised(offset, append.size, sent=append.sent, now=next(self._sendings))
-
-    def _finish(self, append: _Append, outcome: Position | LogError) -> None:
-        if isinstance(outcome, LogError):
-            append.future.set_exception(outcome)
-        else:
-            append.future.set_result(outcome)
-        with self._changed:
-            self.pending -= 1
-            self._bytes -= append.size
-            # a waiter woken for every record costs more than the record
-            if self.pending == 0 or self._bytes <= self._capacity * 3 // 4 < self._bytes + append.size:
-                self._changed.notify_all()
+    topic: Topic
+    limit: int
+    """Largest record, in bytes as `record_size` counts them."""
 
 
 class KafkaWriter:
@@ -179,10 +50,11 @@ class KafkaWriter:
     ) -> None:
         self._connect, self._find = connect, find
         self._capacity, self._max_bytes, self._batch_bytes = capacity, max_bytes, batch_bytes
-        self._topics: dict[str, Topic] = {}
+        self._known: dict[str, _Known] = {}
         self._lock = Lock()
         self._closed = False
-        self._buffers = {batch_bytes: _Buffer(connect(batch_bytes), capacity, batch_bytes)}
+        # opened here, so that settings which the client refuses are known at once
+        self._buffers = {batch_bytes: Buffer(connect(batch_bytes), capacity, batch_bytes)}
 
     def append(
         self,
@@ -195,7 +67,7 @@ class KafkaWriter:
     ) -> "Future[Position]":
         if self._closed:
             raise LogError("the writer is closed")
-        append = _Append(
+        append = Append(
             topic=topic,
             value=value,
             key=key,
@@ -243,38 +115,39 @@ class KafkaWriter:
             warnings.warn(f"unclosed {type(self).__name__}", ResourceWarning, stacklevel=2, source=self)
             self._seal()
 
-    def _check(self, topic: str, key: bytes | None, size: int) -> Topic:
-        known = self._topics.get(topic)
-        if known is None:
-            known = self._topics[topic] = self._learn(topic)
-        if size > self._limit(known):
-            known = self._topics[topic] = self._learn(topic)
-        check_record(known, key, size, self._limit(known))
+    def _check(self, topic: str, key: bytes | None, size: int) -> _Known:
+        known = self._known.get(topic)
+        # the limit may have been raised since: nothing is refused on what was true once
+        if known is None or size > known.limit:
+            known = self._known[topic] = self._learn(topic)
+        check_record(known.topic, key, size, known.limit)
         return known
 
-    def _limit(self, topic: Topic) -> int:
-        return min(self._max_bytes, int(topic.config.get("max.message.bytes", self._max_bytes)))
-
-    def _learn(self, topic: str) -> Topic:
+    def _learn(self, topic: str) -> _Known:
         """The topic's settings, waiting for a cluster that cannot be reached just now."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                return self._find(topic)
+                found = self._find(topic)
             except LogError as error:
                 if not error.retriable or time.monotonic() > deadline or self._closed:
                     raise
                 _log.warning("append to %s waits for the cluster: %s", topic, error)
+            else:
+                limit = min(self._max_bytes, int(found.config.get("max.message.bytes", self._max_bytes)))
+                return _Known(found, limit)
 
-    def _choose(self, topic: Topic) -> _Buffer:
-        size = min(self._batch_bytes, self._limit(topic))
-        if size not in self._buffers:
+    def _choose(self, known: _Known) -> Buffer:
+        size = min(self._batch_bytes, known.limit)
+        buffer = self._buffers.get(size)
+        if buffer is None:
             with self._lock:
                 if self._closed:
                     raise LogError("the writer is closed")
                 if size not in self._buffers:
-                    self._buffers[size] = _Buffer(self._connect(size), self._capacity, size)
-        return self._buffers[size]
+                    self._buffers[size] = Buffer(self._connect(size), self._capacity, size)
+                buffer = self._buffers[size]
+        return buffer
 
     def _seal(self) -> None:
         with self._lock:

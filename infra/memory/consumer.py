@@ -95,12 +95,14 @@ class MemoryConsumer:
         while True:
             self._rebalance()
             with self._store.changed:
+                # looked at again under the lock: a change just before it would go unnoticed in the wait below
                 if self._due() and not self._closing:
                     continue
                 records = [] if self._closing else self._take(limit)
                 left = deadline - time.monotonic()
                 if records or left <= 0 or self._closing:
                     return records
+                # an absent static member's place ends by time alone, and nothing notifies of that
                 self._store.changed.wait(min(left, self._patience()))
                 self._check_usable()
 

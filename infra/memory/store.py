@@ -99,6 +99,7 @@ class Store:
             declared = self.find(topic)
             limit = int(declared.config.get("max.message.bytes", self._max_bytes))
             check_record(declared, key, record_size(key, value, headers), limit)
+            # without a key Kafka's client sticks to a random partition; turns are as good, and tests can rely on them
             partition = Partition(topic, self._choose(key, declared.partitions) if number is None else number)
             shelf = self.shelf(partition)
             record = Record(
