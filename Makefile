@@ -3,7 +3,7 @@
 # make help    the rest
 PYTHON ?= python3
 VENV ?= .venv
-PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE = 1
 

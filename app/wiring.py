@@ -103,7 +103,11 @@ def worker_settings(config: Config) -> "WorkerSettings":
     worker = config.worker
     own = {n: limits(e.timeouts) for n, e in config.environments.items() if e.timeouts is not None}
     return WorkerSettings(
-        concurrency=worker.concurrency, limits=limits(worker.timeouts), own_limits=own, max_lag=worker.max_lag
+        concurrency=worker.concurrency,
+        limits=limits(worker.timeouts),
+        own_limits=own,
+        pools=worker.pools.model_dump(),
+        max_lag=worker.max_lag,
     )
 
 

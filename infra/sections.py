@@ -111,6 +111,17 @@ class TimeoutSection(Section):
     """Closing an environment."""
 
 
+class PoolSection(Section):
+    """How many calls of a stage run at once in a worker; 0 for as many as there are episodes."""
+
+    init: Whole = 0
+    """Resets of environments."""
+    step: Whole = 0
+    """Steps of environments."""
+    generate: Whole = 0
+    """Completions of the engine."""
+
+
 class EnvironmentSection(Section):
     """One environment, `[environments.NAME]`; NAME (a-z, 0-9, -) names its topic."""
 
@@ -166,6 +177,8 @@ class WorkerSection(Section):
     """Begin no episode while the engine is more versions behind the newest policy; absent: always."""
     timeouts: TimeoutSection = TimeoutSection()
     """Seconds of each stage."""
+    pools: PoolSection = PoolSection()
+    """Places of each stage."""
 
 
 class TrainerSection(Section):

@@ -33,6 +33,10 @@ PLAIN_TEMPLATE = (
 """For a tokenizer without a chat template."""
 
 
+SHORT = 8
+"""Tokens of a turn that is likely to be sampled again."""
+
+
 class RenderingError(RollstreamError):
     """Messages that cannot be rendered, or a chat template that cannot be appended to."""
 
@@ -57,6 +61,8 @@ class Renderer:
         # The samples of a group share an opening, and small environments say few things: most renderings are repeats.
         self._opening = lru_cache(maxsize=256)(self._render_opening)
         self._extension = lru_cache(maxsize=1024)(self._render_extension)
+        self._reply = lru_cache(maxsize=1024)(self._render_reply)
+        self._text = lru_cache(maxsize=4096)(self._render_text)
 
     @classmethod
     def open(cls, directory: Path) -> "Renderer":
@@ -88,11 +94,17 @@ class Renderer:
 
     def reply(self, text: str) -> Sequence[int]:
         """Tokens of an assistant's turn with these words, as if sampled: whatever ends the turn included."""
-        return (*self._encode(text), *self._closing)
+        return self._reply(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return self._text(tuple(ids)) if len(ids) <= SHORT else self._render_text(tuple(ids))
+
+    def _render_reply(self, text: str) -> tuple[int, ...]:
+        return (*self._encode(text), *self._closing)
+
+    def _render_text(self, ids: tuple[int, ...]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
     def _render_opening(self, messages: tuple[Message, ...]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from .engine import Engine
 from .environment import EnvironmentFactory
 from .episode import Rendering, run_episode
 from .intake import Intake
-from .limits import Abort, Limits
+from .limits import Abort, Gates, Limits
 from .making import make_environment
 from .orders import Orders
 from .places import Place, Places
@@ -49,6 +49,8 @@ class WorkerSettings:
     limits: Limits = field(default_factory=Limits)
     own_limits: Mapping[str, Limits] = field(default_factory=dict[str, Limits])
     """Environment -> limits of its own."""
+    pools: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Stage ("init", "step", "generate") -> calls at once; 0 or absent for any number. Waiting is not charged."""
     max_lag: int | None = None
     """Begin no task while the engine is more than so many versions behind the newest policy; None never waits."""
 
@@ -86,6 +88,7 @@ class Worker:
         self._log, self._names, self._settings = log, names, settings
         self._environments, self._engine, self._renderer, self._policy = environments, engine, renderer, policy
         self._places = Places(settings.concurrency, environments)
+        self._gates = Gates(**{stage: asyncio.Semaphore(size) for stage, size in settings.pools.items() if size})
         self._orders = Orders()
         self._open: dict[tuple[str, int], _Open] = {}
         self._numbers = count()
@@ -199,6 +202,7 @@ class Worker:
             self._engine,
             self._renderer,
             self._settings.own_limits.get(task.environment, self._settings.limits),
+            gates=self._gates,
             abort=abort,
         )
         opened.aborts.remove(abort)

@@ -90,7 +90,7 @@ def test_memory_grows_with_the_longest_row_and_keeps_what_it_held() -> None:
     def run(row: int, start: int, values: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(start, start + len(values)).unsqueeze(0)
         cache.place(torch.tensor([row]), positions, torch.ones_like(positions, dtype=torch.bool))
-        keys, _ = layer.update(values.view(1, 1, -1, 1), values.view(1, 1, -1, 1))
+        keys: torch.Tensor = layer.update(values.view(1, 1, -1, 1), values.view(1, 1, -1, 1))[0]
         return keys.flatten()
 
     first, rest = torch.rand(FIRST_CAPACITY), torch.rand(100 - FIRST_CAPACITY)

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rollstream.consumers import Learner, LearnerSettings, Sample, collate
 from rollstream.infra.models import load_weights, open_model, save_weights, tiny_llama
 from rollstream.producers.engine import Completion, Engine, EngineError, PromptTooLong
 from rollstream.producers.engines import open_engine
-from rollstream.schemas import MissingExtra, PolicySpan, Sampling
+from rollstream.schemas import MissingExtra, PolicySpan, Role, Sampling, Trajectory, Turn
 from torch import Tensor, nn
 
 # vLLM and what it imports warn of their own future.
@@ -148,6 +149,43 @@ async def test_log_probabilities_are_those_after_temperature(bench: Bench, tempe
     for prompt, completion in zip(prompts, completions, strict=True):
         assert deviation(bench.old, prompt, completion, temperature) < bench.tolerance
     assert len({tuple(completion.tokens.tolist()) for completion in completions}) > 30
+
+
+async def converse(engine: Engine, prompt: Sequence[int], temperature: float) -> Trajectory:
+    """Three sampled turns, five tokens of an environment between them."""
+    tokens, turns = list(prompt), [Turn(role=Role.USER, tokens=len(prompt), sampled=False)]
+    completions: list[Completion] = []
+    for number in range(3):
+        completion = await engine.generate(tokens, Sampling(temperature=temperature, max_tokens=7))
+        completions.append(completion)
+        said = [(number * 11 + i) % VOCABULARY for i in range(5)]
+        tokens += [*completion.tokens.tolist(), *said]
+        turns += [
+            Turn(role=Role.ASSISTANT, tokens=len(completion.tokens), sampled=True),
+            Turn(role=Role.USER, tokens=len(said), sampled=False),
+        ]
+    return Trajectory(
+        trajectory_id=f"t/{len(prompt)}/0",
+        group_id="t",
+        group_size=1,
+        sample_index=0,
+        environment="talk",
+        temperature=temperature,
+        tokens=np.array(tokens, np.int32),
+        logprobs=np.concatenate([c.logprobs for c in completions]),
+        spans=tuple(span for c in completions for span in c.spans),
+        turns=tuple(turns),
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_the_trainer_recomputes_the_engines_log_probabilities(bench: Bench, temperature: float) -> None:
+    prompts = make_prompts(8, seed=3, longest=20)
+    spoken = await asyncio.gather(*(converse(bench.engine, prompt, temperature) for prompt in prompts))
+    batch = collate([Sample(trajectory=trajectory) for trajectory in spoken])
+    recomputed = Learner(bench.old, LearnerSettings()).logprobs(batch)
+    assert int(batch.mask.sum()) == sum(len(t.logprobs) for t in spoken)
+    assert float((recomputed - batch.behaviour)[batch.mask].abs().max()) < 1e-3
 
 
 async def test_one_batch_holds_different_samplings(bench: Bench) -> None:

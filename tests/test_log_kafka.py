@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
-from rollstream.infra.kafka import KafkaLog, KafkaWriter
+from rollstream.infra.kafka import KafkaLog, KafkaWriter, admin
 from rollstream.infra.kafka.settings import Role, assemble
 from rollstream.infra.log import Consumer, LogError, Partition, Position, Record, RecordTooLarge, Topic, Writer
 from rollstream.infra.stack import Broker, LocalStack, find_obstacle
@@ -156,6 +156,14 @@ class TestBuffer:
     def test_a_record_over_the_clients_limit_is_refused_without_a_broker(self, writer: KafkaWriter) -> None:
         assert isinstance(writer.append("t", bytes(50_000)).exception(PATIENCE), RecordTooLarge)
         writer.close()
+
+
+def test_a_cluster_that_is_away_is_told_with_its_cause(nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PATIENCE", 0.5)
+    monkeypatch.setattr(admin, "_ANSWER", 0.5)
+    with pytest.raises(LogError, match="Connection refused") as caught:
+        KafkaLog(nowhere).topics()
+    assert caught.value.retriable
 
 
 class ScriptedClient:

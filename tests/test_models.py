@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -262,3 +264,13 @@ def test_of_two_exports_at_once_one_wins(tmp_path: Path, monkeypatch: pytest.Mon
     assert export_smollm2(target) == target
     assert json.loads((target / "config.json").read_text()) == {"dtype": "float32"}
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_nothing_heavy_is_imported_before_it_is_used() -> None:
+    code = (
+        "import sys, rollstream.infra.models, rollstream.infra.weights, rollstream.infra.tokenizers\n"
+        "import rollstream.producers.rendering, rollstream.producers.engines, rollstream.producers.engine\n"
+        "print(sorted({'torch', 'transformers', 'vllm', 'safetensors', 'jinja2'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -444,3 +444,24 @@ async def test_topics_that_are_not_there_end_the_worker_by_name(tmp_path: Path) 
     worker = Worker(log, names, {"game": Game}, Parrot(), Letters(), follower, WorkerSettings())
     with pytest.raises(UnknownTopic, match="empty"):
         await worker.run()
+
+
+async def test_a_stage_runs_no_more_calls_than_its_pool_has_places(quiet: Desk) -> None:
+    busy, most = 0, 0
+
+    class Counting(Game):
+        async def reset(self, payload: Mapping[str, str], seed: int) -> Outcome:
+            nonlocal busy, most
+            busy += 1
+            most = max(most, busy)
+            # Others would come in here, if the pool let them.
+            await asyncio.sleep(0)
+            busy -= 1
+            return await super().reset(payload, seed)
+
+    quiet.ask(task("group", size=12))
+    settings = WorkerSettings(concurrency=12, pools={"init": 3, "step": 0})
+    async with working(quiet.worker(settings, game=Counting)):
+        played = await quiet.played(12)
+    assert {t.status for t in played} == {Status.COMPLETED}
+    assert most == 3

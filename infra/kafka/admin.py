@@ -2,13 +2,14 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, NamedTuple, TypeVar
 
 import confluent_kafka.admin
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
 from ..log import LogError, Partition, Topic, UnknownTopic
 from .errors import UNKNOWN_TOPIC, code_of, is_passing, to_log_error
@@ -31,6 +32,7 @@ _FULL_LISTING = 20
 
 _EXISTS = frozenset({"TOPIC_ALREADY_EXISTS"})
 _UNSUPPORTED = frozenset({"_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION"})
+_REFUSED = frozenset({"_AUTHENTICATION", "_SSL"})
 
 
 class Found(NamedTuple):
@@ -47,7 +49,9 @@ class Admin:
     """The administration of one cluster. Thread-safe. Raises `KafkaException` where the client refuses its settings."""
 
     def __init__(self, settings: dict[str, str]) -> None:
-        self._client: Any = _api.AdminClient(settings)
+        self._troubles: deque[KafkaError] = deque(maxlen=8)
+        """What the client said of its connections, the latest last."""
+        self._client: Any = _api.AdminClient({**settings, "error_cb": self._troubles.append})
 
     def topics(self) -> dict[str, int]:
         """Partition counts by topic, internal topics left out."""
@@ -195,11 +199,21 @@ class Admin:
             try:
                 return call()
             except FutureTimeout:
-                raise LogError(f"{doing}: no answer within {_ANSWER} s", retriable=True) from None
+                raise self._explain(LogError(f"{doing}: no answer within {_ANSWER} s", retriable=True)) from None
             except KafkaException as error:
                 code = code_of(error)
                 if code.name() in give_up:
                     raise
                 if not is_passing(code) or time.monotonic() > deadline:
-                    raise to_log_error(code, doing) from error
+                    raise self._explain(to_log_error(code, doing)) from error
             time.sleep(0.1)
+
+    def _explain(self, error: LogError) -> LogError:
+        """The error with what the client said of its connections: a call that ran into it only tells of the time."""
+        self._troubles.clear()
+        self._client.poll(0)
+        if not self._troubles or not error.retriable:
+            return error
+        refused = [trouble for trouble in self._troubles if trouble.name() in _REFUSED]
+        trouble = [*self._troubles, *refused][-1]
+        return LogError(f"{error}; {trouble.str()} ({trouble.name()})", retriable=not refused)

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...infra.models import end_ids as declared_ends
 from ...infra.weights import directory_shapes, read_weights
@@ -152,7 +152,8 @@ def _refresh_packed(model: Any) -> None:
 def _zero_cache(worker: Any) -> None:
     layers: list[Any] = worker.model_runner.kv_caches
     for layer in layers:
-        for held in cast("list[Any]", layer) if isinstance(layer, list) else [layer]:
+        parts: list[Any] = [layer] if hasattr(layer, "zero_") else layer
+        for held in parts:
             held.zero_()
 
 
