@@ -56,6 +56,7 @@ format: $(VENV)/.dev  ## let ruff mend what it can
 bench: $(VENV)/.demo  ## the figures: codec and log path, as ratios against baselines of the same run
 	$(VENV)/bin/python bench/codec.py
 	$(VENV)/bin/python bench/log.py
+	$(VENV)/bin/python bench/engine.py --engine transformers
 
 clean:  ## remove the virtual environment and everything generated
 	rm -rf $(VENV) .rollstream demo-report bench-out build dist *.egg-info

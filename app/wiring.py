@@ -1,5 +1,6 @@
 """From the configuration to the parts: one function a part, each importing what it opens and nothing else."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,14 +71,24 @@ def environments(config: Config) -> "dict[str, EnvironmentFactory]":
 
 
 def open_engine(config: Config, model: Path, *, version: int) -> "Engine":
-    """The engine of the `[worker]` section over a model directory."""
+    """The engine of the `[worker]` section over a model directory.
+
+    Its seed differs from process to process: workers of one run must not draw the same numbers.
+    """
     from ..producers.engines import open_engine
 
     worker = config.worker
-    options: dict[str, object] = {"device": worker.device, "dtype": worker.dtype, "version": version}
+    options: dict[str, object] = {
+        "device": worker.device,
+        "dtype": worker.dtype,
+        "version": version,
+        "seed": (config.run.seed * 1_000_003 + os.getpid()) % (1 << 31),
+        "max_batch": worker.concurrency,
+        "end_ids": open_renderer(model).end_ids,
+    }
     if worker.context is not None:
         options["context"] = worker.context
-    return open_engine(worker.engine, model, seed=config.run.seed, max_batch=worker.concurrency, **options)
+    return open_engine(worker.engine, model, **options)
 
 
 def open_renderer(model: Path) -> "Renderer":

@@ -21,6 +21,7 @@ from typing import Any
 
 import fastavro
 import numpy as np
+
 from rollstream.schemas import PolicySpan, Role, Trajectory, Turn, decode, encode, record_schemas
 from rollstream.schemas.bodies import to_body
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from rollstream.infra.models import open_model, tiny_llama
 from rollstream.producers.engine import Engine
 from rollstream.producers.engines import ENGINES, open_engine

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.kafka.settings import assemble
 from rollstream.infra.log import Topic

@@ -19,7 +19,7 @@ class Mixer:
     """Not thread-safe: the reader holds its lock."""
 
     def __init__(self, weights: Mapping[str, float], limit: int) -> None:
-        """`weights`: topic -> share on any positive scale; `limit`: bytes of records, shared evenly among the topics."""
+        """`weights`: topic -> share on any scale; `limit`: bytes of records, shared evenly among the topics."""
         self._weights = dict(weights)
         self._limit = limit // len(weights)
         self._queues: dict[str, deque[Record]] = {topic: deque() for topic in weights}

@@ -12,7 +12,13 @@ RollstreamError
 |   +-- NotFound, Lost (a conditional write that another won)
 +-- CheckpointError                  infra/checkpoints.py
 |   +-- DigestMismatch, Fenced
++-- WeightsError                     infra/weights.py: weights that do not fit the model
 +-- StackError                       infra/stack/: the local stack
+|   +-- AlreadyUp
++-- EngineError                      producers/engine.py
+|   +-- PromptTooLong
++-- RenderingError                   producers/rendering.py: a chat template that cannot be appended to
++-- UnusableEnvironment              producers/environments/: an unknown game or option
 +-- MissingExtra                     a package of an extra is not installed; names the command that installs it
 """
 

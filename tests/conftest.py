@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Log, Position
 from rollstream.infra.memory import MemoryLog

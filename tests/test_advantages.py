@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rollstream.consumers.advantages import group_advantages, group_relative, leave_one_out
 from rollstream.consumers.hyperparameters import Advantage
 

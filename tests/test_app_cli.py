@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+
 from rollstream.app import main as app
 from rollstream.app.logs import CLIENT, Seldom
 from rollstream.app.reach import Unreachable, reach_broker, reach_store

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from rollstream.app.monitor import RunMonitor
 from rollstream.infra.log import Topic
 from rollstream.infra.memory import MemoryLog

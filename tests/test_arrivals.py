@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from rollstream.consumers import Admission, Arrival, Objective, StalenessGate
 from rollstream.infra.deadletters import DeadLetters
 from rollstream.infra.log import Log, LogError, Partition, Record

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from rollstream.infra import transfer
 from rollstream.infra.checkpoints import CheckpointError, Checkpoints, DigestMismatch, Fenced, Manifest, manifest_digest
 from rollstream.infra.cursors import Cursor, Cursors

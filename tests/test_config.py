@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+
 from rollstream.infra.config import Config, ConfigError
 from rollstream.infra.reference import render_reference
 from rollstream.infra.stack import Endpoints

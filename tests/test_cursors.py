@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rollstream.infra.cursors import MAX_OFFSET, Cursor, Cursors, CursorTracker
 from rollstream.infra.log import Partition
 

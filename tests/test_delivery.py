@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 import pytest
+
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Headers, Log, LogError, Partition, Position, RecordTooLarge, UnknownTopic
 from rollstream.infra.memory import MemoryLog

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+
 from rollstream.app.demo.crew import Crew, Death
 from rollstream.app.demo.plan import Plan
 from rollstream.app.demo.show import run_demo

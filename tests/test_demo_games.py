@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from rollstream.app.demo import players
 from rollstream.app.demo.games import GUESSES, MAPS, find_map, find_number, lake, number, vocabulary
 from rollstream.app.demo.play import FIRST_SEED

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+
 from rollstream.app.demo.command import summary_lines
 from rollstream.app.demo.page import write_page
 from rollstream.app.demo.report import draw_curves, smooth

@@ -9,6 +9,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+
 from rollstream.infra.deadletters import DeadLetters
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Log, Record

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rollstream.producers.engines.cache import FIRST_CAPACITY, RowCache, RowPool
 from rollstream.producers.engines.sampling import draw_tokens, row_logprobs
 from rollstream.schemas import Sampling

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+
 from rollstream.infra.weights import WeightsError
 from rollstream.producers.engine import EngineError, PromptTooLong
 from rollstream.producers.engines.backend import Delta, Request

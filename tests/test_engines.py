@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+
 from rollstream.consumers import Learner, LearnerSettings, Sample, collate
 from rollstream.infra.models import load_weights, open_model, save_weights, tiny_llama
 from rollstream.producers.engine import Completion, Engine, EngineError, PromptTooLong
 from rollstream.producers.engines import open_engine
 from rollstream.schemas import MissingExtra, PolicySpan, Role, Sampling, Trajectory, Turn
-from torch import Tensor, nn
 
 # vLLM and what it imports warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rollstream.producers.environment import Action, Outcome
 from rollstream.producers.environments import (
     Inline,

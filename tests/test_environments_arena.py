@@ -7,6 +7,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+
 from rollstream.producers.environment import Action, Environment, Outcome
 from rollstream.producers.environments import Invalid, UnusableEnvironment, View, open_environment
 from rollstream.producers.environments.arena import Said

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from rollstream.schemas import Status
 
 GUIDE = Path(__file__).parents[1] / "docs" / "environments.md"

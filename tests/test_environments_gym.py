@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rollstream.producers.environment import Action, Environment, Outcome
 from rollstream.producers.environments import Invalid, View, open_environment
 from rollstream.producers.environments.gym import Sight

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+
 from rollstream.producers.environment import Action, Outcome
 from rollstream.producers.environments import Invalid, View, open_environment
 from rollstream.producers.environments.reasoning import Asked

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+
 from rollstream.producers.engine import Completion, EngineError
 from rollstream.producers.environment import Action, Message, Outcome
 from rollstream.producers.episode import run_episode

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+
 from rollstream.infra.tokenizers import word_tokenizer
 from rollstream.producers.engine import Completion
 from rollstream.producers.environment import EnvironmentFactory, Message

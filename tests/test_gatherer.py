@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
+
 from rollstream.consumers import Arrival, Assembler, Progress, Reader, Seen
 from rollstream.consumers import gatherer as module
 from rollstream.consumers.gatherer import Gathered, Gatherer

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rollstream.consumers import Arrival, Assembler, Group, Seen
 from rollstream.infra.log import Partition, Position
 from rollstream.schemas import Trajectory

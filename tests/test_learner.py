@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from rollstream.consumers.batch import Sample, collate, minibatches, ordered, score_group
 from rollstream.consumers.forward import score_tokens
 from rollstream.consumers.hyperparameters import Advantage, Aggregation, LearnerSettings, Objective
 from rollstream.consumers.learner import Learner
 from rollstream.schemas import PolicySpan, Role, Trajectory, Turn
-from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 transformers: Any = import_module("transformers")
 

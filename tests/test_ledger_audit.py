@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+
 from rollstream.consumers import Ledger, lineage
 from rollstream.consumers.audit import Audit, audit
 from rollstream.consumers.ledger import Settlement

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import (
     FRAMING,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 import pytest
+
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Consumer, Log, LogError, Partition, Record, Topic
 from rollstream.infra.memory import MemoryLog

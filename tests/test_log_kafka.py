@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
+
 from rollstream.infra.kafka import KafkaLog, KafkaWriter, admin
 from rollstream.infra.kafka.settings import Role, assemble
 from rollstream.infra.log import Consumer, LogError, Partition, Position, Record, RecordTooLarge, Topic, Writer

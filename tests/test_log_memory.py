@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import murmur2 as client_murmur2
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rollstream.infra.log import Consumer, LogError, Partition, Topic
 from rollstream.infra.memory import MemoryConsumer, MemoryLog
 from rollstream.infra.murmur import murmur2, partition_for

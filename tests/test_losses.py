@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from rollstream.consumers import losses
 from rollstream.consumers.hyperparameters import Aggregation
-from torch import Tensor
 
 LOW, HIGH, CAP = 0.2, 0.28, 2.0
 Rows = list[list[float]]

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from rollstream.infra import models, weights
 from rollstream.infra.models import end_ids, export_smollm2, open_model, tiny_llama
 from rollstream.infra.weights import (
@@ -23,7 +25,6 @@ from rollstream.infra.weights import (
     weight_files,
 )
 from rollstream.schemas import MissingExtra
-from torch import nn
 
 safetensors: Any = import_module("safetensors.torch")
 transformers: Any = import_module("transformers")

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+
 from rollstream.producers.places import Place, Places
 
 

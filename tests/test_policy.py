@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from rollstream.infra.checkpoints import Checkpoints, Manifest, manifest_digest
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Log

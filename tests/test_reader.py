@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+
 from rollstream.consumers import Arrival, Progress, Reader
 from rollstream.consumers.reader import Revoked
 from rollstream.infra.kafka import KafkaLog

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 from rollstream.infra.models import export_smollm2
 from rollstream.infra.tokenizers import fingerprint, open_tokenizer, word_tokenizer
 from rollstream.producers.environment import Message
 from rollstream.producers.rendering import PLAIN_TEMPLATE, Renderer, RenderingError
 from rollstream.schemas import MissingExtra, Role
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 PreTrainedTokenizerFast: Any = import_module("transformers").PreTrainedTokenizerFast
 

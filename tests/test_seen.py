@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+
 from rollstream.consumers.seen import Seen
 
 

@@ -1,6 +1,7 @@
 """The producing half of the staleness bound."""
 
 import pytest
+
 from rollstream.producers.slots import Slots
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from rollstream.infra import stack
 from rollstream.infra.stack import AlreadyUp, LocalStack, StackError
 from rollstream.infra.stack.children import await_answer, end_children, kill_child, launch_child

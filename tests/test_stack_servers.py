@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+
 from rollstream.infra import stack
 from rollstream.infra.config import Config
 from rollstream.infra.s3 import S3Store

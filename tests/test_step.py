@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from rollstream.consumers import Group, Learner, LearnerSettings, Objective, Seen, StalenessGate
 from rollstream.consumers.gatherer import Gathered
 from rollstream.consumers.groups import Drop, Member

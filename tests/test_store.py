@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+
 from rollstream.infra.s3 import S3Store
 from rollstream.infra.store import Lost, MemoryStore, NotFound, ObjectStore, StoreError, probe
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+
 from rollstream.infra.config import StoreSection
 from rollstream.infra.s3 import S3Store
 from rollstream.infra.stack import LocalStack

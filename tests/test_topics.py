@@ -4,6 +4,7 @@ import uuid
 from dataclasses import replace
 
 import pytest
+
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Log, LogError, Topic
 from rollstream.infra.memory import MemoryLog

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rollstream.consumers import LearnerSettings, Ledger, Objective, Place, Trainer, TrainerSettings, lineage
 from rollstream.consumers.audit import audit
 from rollstream.infra import deadletters

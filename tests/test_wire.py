@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import rollstream.schemas as wire
 from numpy.typing import NDArray
+
+import rollstream.schemas as wire
 from rollstream.schemas import (
     Command,
     Consumed,

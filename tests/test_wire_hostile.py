@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from rollstream.schemas import (
     Command,
     Consumed,

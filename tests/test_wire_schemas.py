@@ -13,6 +13,7 @@ from typing import Any, cast
 import fastavro
 import numpy as np
 import pytest
+
 from rollstream.schemas import (
     Command,
     Consumed,

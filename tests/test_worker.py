@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from rollstream.infra.checkpoints import Checkpoints
 from rollstream.infra.deadletters import OFFSET, REASON
 from rollstream.infra.kafka import KafkaLog

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from rollstream.app.wiring import open_log
 from rollstream.infra.checkpoints import Checkpoints, Manifest, manifest_digest
 from rollstream.infra.config import Config
