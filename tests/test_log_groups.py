@@ -14,6 +14,10 @@ from rollstream.infra.memory import MemoryLog
 PATIENCE = 60.0
 
 
+# what a callback does to its consumer is the client's affair, and Tansu takes seconds for each group
+ON_FAST_LOGS = pytest.mark.parametrize("log", ["memory", "kafka"], indirect=True)
+
+
 @pytest.fixture(params=("memory", "tansu", "kafka", "kafka-kip848"))
 def log(request: pytest.FixtureRequest) -> Log:
     if request.param == "memory":
@@ -150,6 +154,7 @@ def test_starts_come_from_the_callback_then_the_commit_then_the_earliest(log: Lo
     assert log.committed(group, log.partitions(topic)) == {chosen: 2, committed: 7}
 
 
+@ON_FAST_LOGS
 def test_a_failing_start_ends_the_consumer(log: Log, topic: str, group: str) -> None:
     def refuse(_: frozenset[Partition]) -> Mapping[Partition, int]:
         raise ValueError("no checkpoint")
@@ -160,6 +165,7 @@ def test_a_failing_start_ends_the_consumer(log: Log, topic: str, group: str) -> 
                 poll_until_records(consumer)
 
 
+@ON_FAST_LOGS
 def test_a_failing_revoke_is_raised_and_the_place_is_given_up(log: Log, topic: str, group: str) -> None:
     def fail(_: frozenset[Partition]) -> None:
         raise ValueError("cannot finish")
@@ -173,6 +179,7 @@ def test_a_failing_revoke_is_raised_and_the_place_is_given_up(log: Log, topic: s
         run_until(lambda: len(heir.consumer.assignment()) == 4, heir)
 
 
+@ON_FAST_LOGS
 def test_closing_inside_a_callback_ends_the_poll(log: Log, topic: str, group: str) -> None:
     opened: list[Consumer] = []
 
