@@ -58,7 +58,7 @@ def root(
         typer.Option(
             "--config",
             "-c",
-            help="TOML file; else $ROLLSTREAM_CONFIG, ./rollstream.toml, ./.rollstream/rollstream.toml.",
+            help="TOML file; else $ROLLSTREAM_CONFIG, else ./rollstream.toml. A local stack is found by itself.",
         ),
     ] = None,
     overrides: Annotated[

@@ -110,13 +110,22 @@ async def _serve(here: Context, scratch: Path) -> None:
 def _canceller() -> Callable[[], object]:
     """Ends this task where it stands: before there is a worker nothing is under way."""
     task = asyncio.current_task()
-    assert task is not None
+    if task is None:
+        raise RuntimeError("expected to run in an asyncio task, found none")
     return task.cancel
 
 
 def _on_loop_signals(stop: Callable[[], object]) -> None:
+    """As `on_signals`, for the running event loop."""
+    loop = asyncio.get_running_loop()
+
+    def handle() -> None:
+        stop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        loop.add_signal_handler(number, handle)
 
 
 async def _tell_work(worker: "Worker", engine: "Engine") -> None:

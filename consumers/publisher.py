@@ -137,8 +137,10 @@ class Publisher:
         await_position(future, 60.0, f"the announcement of policy {manifest.version}")
 
     def close(self) -> None:
-        self._writer.close()
-        self._ledger.close()
+        try:
+            self._writer.close()
+        finally:
+            self._ledger.close()
 
 
 def resumable(checkpoints: Checkpoints) -> Manifest | None:

@@ -88,7 +88,12 @@ class Reader:
         return self._admit(item) if isinstance(item, Record) else item
 
     def _next(self) -> Record | Revoked | None:
-        return self._events.popleft() if self._events else self._mixer.take(self._owed)
+        if self._events:
+            return self._events.popleft()
+        # A partition that left and came back during a step is read again from before the step's records.
+        while (record := self._mixer.take(self._owed)) is not None and self._progress.settled(record.position):
+            pass
+        return record
 
     def _owed(self, topic: str) -> bool:
         return any(self._expected.get(p, 0) < end for p, end in self._ends.items() if p.topic == topic)

@@ -60,7 +60,7 @@ class RunSection(Section):
     namespace: Name = "rollstream"
     """Prefix of every topic."""
     seed: int = 0
-    """Seed from which those of workers and trainer are derived."""
+    """Seed from which, with their process ids, those of the workers are derived."""
 
 
 class KafkaSection(Section):
@@ -82,7 +82,7 @@ class KafkaSection(Section):
 
 
 class StoreSection(Section):
-    """Where checkpoints and large records lie: a bucket of any S3-compatible store that honours conditional writes."""
+    """Where checkpoints lie: a bucket of any S3-compatible store that honours conditional writes."""
 
     url: str | None = None
     """Endpoint, `https://host:port`; absent: AWS."""

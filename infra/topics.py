@@ -5,9 +5,9 @@
 
 | topic | key | what, and who writes -> reads |
 | --- | --- | --- |
-| `<namespace>.tasks` | task id | Task; dispatcher, gateway -> workers |
+| `<namespace>.tasks` | task id | Task; dispatcher -> workers |
 | `<namespace>.trajectories.<environment>` | group id | Trajectory; workers -> every consumer group |
-| `<namespace>.control` | task or group id | Control; gateway, trainer -> all workers |
+| `<namespace>.control` | task or group id | Control; whoever runs the workers -> all of them |
 | `<namespace>.policy` | run id | PolicyUpdate, compacted; trainer -> workers |
 | `<namespace>.ledger` | run id | Receipt, kept for ever; trainer -> dispatcher, audit |
 | `<namespace>.dead-letter` | original key | untouched bytes; anyone -> people, replay |

@@ -119,8 +119,10 @@ class Worker:
                 raise refused from errors
             raise
         finally:
-            await asyncio.to_thread(letters.close)
-            await asyncio.to_thread(writer.close)
+            try:
+                await asyncio.to_thread(letters.close)
+            finally:
+                await asyncio.to_thread(writer.close)
 
     async def _serve(self, shift: "_Shift") -> None:
         # Whoever cancels a group, or pauses an environment, may count on every worker that has tasks.

@@ -1,10 +1,10 @@
 """What crosses the log, as typed values. One record type a topic kind:
 
-    Task           dispatcher, gateway -> workers          rollstream.tasks
+    Task           dispatcher -> workers                   rollstream.tasks
     Trajectory     workers -> every consumer group         rollstream.trajectories.<environment>
     PolicyUpdate   trainer -> workers                      rollstream.policy
     Receipt        trainer -> dispatcher, audit            rollstream.ledger
-    Control        gateway, trainer -> all workers         rollstream.control
+    Control        whoever runs the workers -> all of them rollstream.control
 
 Values are checked when they are encoded and again when they are decoded (validate.py). Hot columns are numpy arrays,
 little-endian, contiguous and read-only views of the body's bytes.

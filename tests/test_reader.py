@@ -270,3 +270,19 @@ def test_close_wakes_the_one_who_waits(topic_of_memory: tuple[MemoryLog, str]) -
         thread.start()
     thread.join(PATIENCE)
     assert answers == [None]
+
+
+def test_what_a_step_settled_meanwhile_does_not_come_again() -> None:
+    """A partition that left and came back during a step is read again, from before the records of that step."""
+    log = MemoryLog()
+    topic = make_topic(log, partitions=2)
+    written, progress = write(log, topic, 4, 0) + write(log, topic, 4, 1), Progress()
+    with open_reader(log, topic, progress) as reader:
+        assert set(take(reader, 8)) == set(written)
+        with open_reader(log, topic):
+            gone, _ = await_revocation(reader)
+        (partition,) = gone
+        assert take(reader, 1)[0].partition == partition, "it is back, and read again"
+        progress.settle(written)
+        more = write(log, topic, 1, partition.number)
+        assert take(reader, 1) == more
