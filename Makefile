@@ -37,7 +37,7 @@ demo-llm: $(VENV)/.demo $(VENV)/.vllm  ## the same with SmolLM2-135M on vLLM's C
 	$(VENV)/bin/rollstream demo --model smollm2 --engine vllm --steps 2
 
 test: $(VENV)/.demo $(VENV)/.vllm $(VENV)/.dev lint  ## linters, type checkers and every test
-	$(VENV)/bin/python -m pytest -m "not slow" -n 3 --dist loadfile
+	$(VENV)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 slow: $(VENV)/.demo $(VENV)/.vllm $(VENV)/.dev  ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
