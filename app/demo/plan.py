@@ -21,7 +21,7 @@ class Plan:
     engine: str = "transformers"
     device: str = "cpu"
     words: str = "terse"
-    scripted: Mapping[str, int] = field(default_factory=lambda: {"number": 18_000, "lake": 7_500})
+    scripted: Mapping[str, int] = field(default_factory=lambda: {"number": 14_400, "lake": 6_000})
     """Game -> episodes that scripted players put on its topic."""
     clone: Mapping[str, object] = field(
         default_factory=lambda: {
@@ -58,7 +58,7 @@ class Plan:
     workers: int = 2
     evaluation: int = 200
     """Held-out episodes of each game, before and after."""
-    seconds: float = 75.0
+    seconds: float = 60.0
     """Of the online phase, unless `steps` ends it."""
     steps: int | None = None
     """Online steps."""
