@@ -58,7 +58,7 @@ class Plan:
     workers: int = 2
     evaluation: int = 200
     """Held-out episodes of each game, before and after."""
-    seconds: float = 60.0
+    seconds: float = 50.0
     """Of the online phase, unless `steps` ends it."""
     steps: int | None = None
     """Online steps."""
