@@ -1,4 +1,4 @@
-"""`rollstream audit | checkpoints`: what the books of a run say."""
+"""`rollstream audit | checkpoints | checkpoints collect`: what the books of a run say, and which of them stay."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ..consumers.audit import Audit
     from ..infra.checkpoints import Manifest
 
+books = typer.Typer(invoke_without_command=True)
+
 
 def register(cli: typer.Typer) -> None:
     cli.command(
@@ -21,7 +23,7 @@ def register(cli: typer.Typer) -> None:
             "rollstream audit", "rollstream audit --version 40", "rollstream audit --json && echo nothing is missing"
         )
     )(audit)
-    cli.command(epilog=examples("rollstream checkpoints -n 5", "rollstream checkpoints --json"))(checkpoints)
+    cli.add_typer(books, name="checkpoints")
 
 
 def audit(
@@ -49,12 +51,19 @@ def audit(
         raise typer.Exit(1)
 
 
+@books.callback(
+    epilog=examples(
+        "rollstream checkpoints -n 5", "rollstream checkpoints --json", "rollstream checkpoints collect --keep 20"
+    )
+)
 def checkpoints(
     context: typer.Context,
     count: Annotated[int, typer.Option("-n", "--count", min=0, help="The newest so many; 0 for all.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the published policies of the run, newest last."""
+    if context.invoked_subcommand is not None:
+        return
     with opened(context) as here:
         latest = here.checkpoints.latest()
         manifests = [here.checkpoints.manifest(v) for v in here.checkpoints.versions()[-count:]]
@@ -68,6 +77,35 @@ def checkpoints(
     typer.echo(f"{'policy':>7} {'step':>7} {'parent':>7} {'MB':>9}  {'holds':<10}{'published':<22}by")
     for manifest in manifests:
         typer.echo(_manifest_line(manifest, current))
+
+
+@books.command(
+    epilog=examples("rollstream checkpoints collect --keep 20", "rollstream checkpoints collect --keep 5 --yes --json")
+)
+def collect(
+    context: typer.Context,
+    keep: Annotated[int, typer.Option(min=1, help="Newest checkpoints whose objects stay.")],
+    grace: Annotated[float, typer.Option(min=0, help="Leave objects alone that are younger, in seconds.")] = 3600.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the objects of old checkpoints: weights and state go, manifests stay. Asks first.
+
+    The newest checkpoint that a restart can go on from stays, too. Beside a running trainer, leave --grace above 1,800
+    seconds plus the time of a publish. The trainer itself collects what trainer.keep says.
+    """
+    from ..consumers.retention import collect_old
+
+    with opened(context) as here:
+        question = f"delete the objects of all but the {keep} newest checkpoints of run {here.run}?"
+        if not yes and not typer.confirm(question, err=True):
+            raise typer.Exit(1)
+        collected = collect_old(here.checkpoints, keep, grace=grace)
+    if as_json:
+        print_json({"objects": collected.objects, "bytes": collected.size, "uploads": collected.uploads})
+    else:
+        typer.echo(f"deleted {collected.objects:,} objects, {collected.size / 1e6:.1f} MB")
+        typer.echo(f"aborted {collected.uploads:,} abandoned uploads")
 
 
 @contextmanager

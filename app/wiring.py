@@ -163,6 +163,7 @@ def trainer_settings(config: Config, *, until_end: bool = False) -> "TrainerSett
         steps=trainer.steps,
         until_end=until_end,
         state_every=trainer.checkpoint_every,
+        keep=trainer.keep,
         buffer_bytes=trainer.buffer_bytes,
         device=trainer.device,
     )

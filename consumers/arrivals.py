@@ -5,7 +5,8 @@
                                              dropped    dead letter
 
 Nothing falls to the floor: a record that cannot be used becomes an arrival with a reason, and its offset is settled
-like every other. Where its headers can be read it still takes its seat in its group, which need not wait for it then.
+like every other. Where its headers or its key name its group it still takes its seat there: the group need not wait for
+it, and one of poison alone is settled by the group timeout and frees its slot. A tombstone has no seat.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from ..schemas.registry import Schemas
 from .batch import exclusion
 from .hyperparameters import Objective
 from .staleness import StalenessGate
+
+LONGEST = 1024
+"""Bytes of a key that is taken for a group id: the receipt that names the group must fit into its record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,9 +97,19 @@ class Admission:
 def _dropped(record: Record, reason: str, headers: TrajectoryHeaders | None = None) -> Arrival:
     return Arrival(
         position=record.position,
-        group_id=(headers and headers.group_id) or "",
+        group_id=(headers and headers.group_id) or _keyed(record),
         trajectory_id=(headers and headers.trajectory_id) or "",
         group_size=(headers and headers.group_size) or 0,
         trajectory=None,
         reason=reason,
     )
+
+
+def _keyed(record: Record) -> str:
+    """The group id that its key tells; empty where it is none, and for a tombstone."""
+    if record.value is None or record.key is None or len(record.key) > LONGEST:
+        return ""
+    try:
+        return record.key.decode()
+    except UnicodeDecodeError:
+        return ""

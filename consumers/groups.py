@@ -4,6 +4,7 @@
                    |--------group timeout-> settled                            (what is there trains)
     arrival of a group settled before ----> dropped: "late", or "duplicate" where that sample was there
     arrival of a sample already waiting --> dropped: "duplicate"
+    arrival that tells no trajectory id --> a seat of its own, or dropped for its own reason where its group is settled
 
 Other groups never wait for a slow one. A group that is settled and not yet taken is known here, one that a step took is
 known to `Seen`: there is no moment in which a second copy of a group could become a group of its own.
@@ -19,6 +20,9 @@ from ..infra.log import Partition, Position
 from ..schemas import Trajectory
 from .arrivals import Arrival
 from .seen import Seen
+
+CROWD = 10_000
+"""Samples with which a group is settled, whatever its size: a receipt must fit into its record."""
 
 
 class Drop(NamedTuple):
@@ -162,11 +166,13 @@ class Assembler:
             self._repeat(arrival, known=True)
         elif spare is not None:
             self._lone.append(_drop(spare))
-        if waiting.complete():
+        if waiting.complete() or len(waiting.samples) >= CROWD:
             self._settle(arrival.group_id)
 
     def _repeat(self, arrival: Arrival, *, known: bool) -> None:
-        self._lone.append(Drop(arrival.position, "duplicate" if known else "late", arrival.trajectory_id))
+        # Without an id it may be anything: what is wrong with it says more than that its group is settled.
+        reason = ("duplicate" if known else "late") if arrival.trajectory_id else arrival.reason
+        self._lone.append(Drop(arrival.position, reason or "invalid", arrival.trajectory_id))
 
     def _settle(self, group_id: str) -> None:
         self._settled[group_id] = self._waiting.pop(group_id)

@@ -22,12 +22,12 @@ from ..infra.weights import save_weights
 from ..schemas import PolicyUpdate, Receipt, encode
 from .learner import Learner
 from .ledger import Ledger
+from .retention import STATE, resumable
 from .seen import Seen
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "weights/"
-STATE = "trainer/learner.pt"
 SEEN = "trainer/seen.npy"
 
 
@@ -141,15 +141,6 @@ class Publisher:
             self._writer.close()
         finally:
             self._ledger.close()
-
-
-def resumable(checkpoints: Checkpoints) -> Manifest | None:
-    """The newest checkpoint on the lineage of the latest one that holds the trainer's state; None for a new run."""
-    latest = checkpoints.latest()
-    manifest = latest
-    while manifest is not None and STATE not in manifest.files:
-        manifest = checkpoints.manifest(manifest.parent) if manifest.parent else None
-    return manifest or latest
 
 
 def _now() -> int:

@@ -35,8 +35,9 @@ from .groups import Assembler
 from .hyperparameters import LearnerSettings
 from .learner import Learner
 from .progress import Progress
-from .publisher import NOWHERE, SEEN, STATE, WEIGHTS, Companions, Place, Publisher
+from .publisher import NOWHERE, SEEN, WEIGHTS, Companions, Place, Publisher
 from .reader import Reader
+from .retention import STATE, Retention
 from .seen import Seen
 from .staleness import StalenessGate
 from .step import make_step
@@ -62,6 +63,8 @@ class TrainerSettings:
     """Stop at the present end of the log rather than wait for more: a replay."""
     state_every: int = 1
     """Optimizer and cursors go into every n-th checkpoint; a restart goes back to the last such one."""
+    keep: int = 20
+    """Newest checkpoints whose objects stay, besides the one a restart goes back to; 0 keeps all."""
     buffer_bytes: int = 64 << 20
     device: str = "cpu"
 
@@ -88,6 +91,7 @@ class Trainer:
         self._seen = Seen(max_staleness=settings.max_staleness)
         self._gate = StalenessGate(settings.max_staleness)
         self._progress = Progress()
+        self._retention = Retention(checkpoints, settings.keep)
         self._publishing = 0.0
 
     def stop(self) -> None:
@@ -206,6 +210,7 @@ class Trainer:
             if gathered is None:
                 return
             self._step(gathered, session)
+            self._retention.tidy(self._place.step)
 
     def _step(self, gathered: Gathered, session: "_Session") -> None:
         began = time.monotonic()

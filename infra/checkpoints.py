@@ -177,7 +177,8 @@ class Checkpoints:
         """Delete the objects that no kept checkpoint needs, and abort uploads that nobody ended. Manifests stay.
 
         The latest checkpoint is always kept, and one being published right now too: objects and uploads younger than
-        `grace` (s) are left alone. Safe beside a running trainer from half an hour plus the time of a publish on.
+        `grace` (s) are left alone. `keep` is gone through after the objects were listed. Safe beside a running trainer
+        from half an hour plus the time of a publish on.
         Raises `CheckpointError`, before anything is deleted, where a manifest to keep cannot be read.
         """
         limit = datetime.now(UTC) - timedelta(seconds=grace)

@@ -202,6 +202,8 @@ class TrainerSection(Section):
     """Stop after so many steps of the run; absent: go on."""
     checkpoint_every: Count = 1
     """Optimizer state and cursors go into every n-th checkpoint; weights into each."""
+    keep: Whole = 20
+    """Newest checkpoints whose objects stay; older ones keep their manifest only. 0 keeps all."""
     lr: Positive = 1e-6
     """Learning rate of AdamW."""
     warmup: Whole = 0

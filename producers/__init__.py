@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .delivery import Delivery
     from .dispatcher import Dispatcher, Source
-    from .engine import Completion, Engine, EngineError, PromptTooLong
+    from .engine import Completion, Engine, EngineError, EngineLost, PromptTooLong
     from .engines import open_engine
     from .environment import Action, Environment, EnvironmentFactory, Message, Outcome
     from .environments import Game, Inline, Invalid, Threaded, UnusableEnvironment, View, open_environment
@@ -30,6 +30,7 @@ _HOMES = {
     "Dispatcher": "dispatcher",
     "Engine": "engine",
     "EngineError": "engine",
+    "EngineLost": "engine",
     "Environment": "environment",
     "EnvironmentFactory": "environment",
     "Game": "environments",
@@ -69,6 +70,7 @@ __all__ = [
     "Dispatcher",
     "Engine",
     "EngineError",
+    "EngineLost",
     "Environment",
     "EnvironmentFactory",
     "Game",

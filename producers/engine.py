@@ -19,6 +19,10 @@ class EngineError(RollstreamError):
     """An engine could not do what was asked: a request that makes no sense, weights that do not fit, a failed model."""
 
 
+class EngineLost(EngineError):
+    """The engine is gone for good: it failed beyond repair, or was closed. Whoever uses it must end."""
+
+
 class PromptTooLong(EngineError):
     """The prompt leaves no room for a single sampled token."""
 
@@ -68,14 +72,15 @@ class Engine(Protocol):
         """Sample one completion. Cancelling the call frees its place in the batch.
 
         Raises `PromptTooLong` where the prompt does not fit, `EngineError` where the request makes no sense or the
-        engine failed.
+        engine failed, `EngineLost` where it will never answer again.
         """
         ...
 
     async def load(self, weights: Path, version: int) -> None:
         """Serve the weights in this directory (safetensors) from the next token on, under this version.
 
-        Raises `EngineError` and goes on with the old weights and version where they do not fit the model.
+        Raises `EngineError` and goes on with the old weights and version where they do not fit the model, `EngineLost`
+        where it cannot go on with either.
         """
         ...
 

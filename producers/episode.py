@@ -16,8 +16,9 @@
     NaN, an infinity or no number for a reward        FAILED       bad-reward
     an engine's answer that must not be written       FAILED       bad-completion, bad-logprobs
 
-Whatever was done before stays in the record. Only a cancellation of the task that plays it gives no record: it
-propagates, once the environment is closed.
+Whatever was done before stays in the record. Two things give no record and propagate, once the environment is closed:
+a cancellation of the task that plays it, and `EngineLost`, which is no fault of the episode's: another engine can play
+it from the start.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..schemas import Role, Status, Task, Trajectory
-from .engine import Engine
+from .engine import Engine, EngineLost
 from .environment import Action, Environment, Message, Outcome
 from .limits import Abort, Gates, Limits, Watch
 from .transcript import Ended, Ending, Transcript, clock_ms
@@ -57,7 +58,8 @@ async def run_episode(
 ) -> Trajectory:
     """Play one sample of a task with an engine, close the environment, and return the record.
 
-    Raises nothing but `asyncio.CancelledError`, when the calling task was cancelled by anything other than `abort`.
+    Raises nothing but `EngineLost`, and `asyncio.CancelledError` when the calling task was cancelled by anything other
+    than `abort`.
     """
     return await play_episode(
         task, sample_index, environment, EngineVoice(engine), renderer, limits, gates=gates, abort=abort
@@ -136,6 +138,8 @@ class _Episode:
             if abort.interrupted:
                 return _abort(abort.reason)
             return self._fail(error)
+        except EngineLost:
+            raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is raised becomes the cause in the record
             return self._fail(error)
         finally:

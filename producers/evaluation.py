@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from ..schemas import Sampling, Task, Trajectory
-from .engine import Engine
+from .engine import Engine, EngineLost
 from .environment import EnvironmentFactory
 from .episode import Rendering, run_episode
 from .limits import Limits
@@ -24,7 +24,8 @@ async def evaluate_policy(
 ) -> dict[str, float]:
     """Mean reward of each environment over one episode a seed. A failed episode counts as it is: reward 0.
 
-    `open_engine` is called once; the engine is closed at the end. Raises `ValueError` where there are no seeds.
+    `open_engine` is called once; the engine is closed at the end. Raises `ValueError` where there are no seeds,
+    `EngineLost` where the engine fails for good.
     """
     if not seeds:
         raise ValueError("expected at least one seed to evaluate on, found none")
@@ -46,6 +47,12 @@ async def evaluate_policy(
     try:
         async with asyncio.TaskGroup() as group:
             played = {name: [group.create_task(play(name, seed)) for seed in seeds] for name in environments}
+    except ExceptionGroup as errors:
+        # All that play when it is lost raise it.
+        for error in errors.exceptions:
+            if isinstance(error, EngineLost):
+                raise error from errors
+        raise
     finally:
         await engine.close()
     return {name: sum(task.result().reward for task in tasks) / len(tasks) for name, tasks in played.items()}

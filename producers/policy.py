@@ -3,7 +3,8 @@
 rollstream.policy --newest update--> manifest (digest checked) --> weights (verified) --> engine.load
                                          |                           |                      |
                                          +------- on any failure: keep the weights it has, say so; go on with the
-                                                  next policy, or with this one again where the failure may pass
+                                                  next policy, or with this one again where the failure may pass;
+                                                  but end with an engine that is lost, it serves nothing any more
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from ..infra.log import Log, Record
 from ..infra.store import StoreError
 from ..infra.topics import Names
 from ..schemas import PolicyUpdate, RollstreamError, WireError, decode_as
-from .engine import Engine
+from .engine import Engine, EngineLost
 from .polling import Poller, open_end
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class PolicyFollower:
     async def follow(self, engine: Engine, changed: Callable[[], None] = lambda: None) -> None:
         """Load every newer policy as it is announced, until cancelled; `changed` is called when `lag` may have.
 
-        Raises `LogError`, in an `ExceptionGroup`.
+        Raises `LogError` and `EngineLost`, in an `ExceptionGroup`.
         """
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._listen())
@@ -148,6 +149,8 @@ class PolicyFollower:
         try:
             policy = await asyncio.to_thread(self._fetch, version, digest)
             await engine.load(policy.directory, version)
+        except EngineLost:
+            raise
         except (RollstreamError, OSError) as error:
             self.refused += 1
             self._refused_version = version

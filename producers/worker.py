@@ -5,13 +5,14 @@
          |                           +-- unreadable, or for no topic --> rollstream.dead-letter
          +------ commit, only below the first task that is not wholly acknowledged <----------+
 
-A worker that dies gives back what it did not finish: its uncommitted tasks go to another one. Tasks whose partition
-moved away in a rebalance are ended without a record. Samples acknowledged before are recognised by their ids.
+A worker that dies gives back what it did not finish: its uncommitted tasks go to another one. So does one whose engine
+is lost: it ends, where it could only fail task after task. Tasks whose partition moved away in a rebalance are ended
+without a record. Samples acknowledged before are recognised by their ids.
 """
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import cast
@@ -21,7 +22,7 @@ from ..infra.log import Log, LogError, Partition, Position, Record, RecordTooLar
 from ..infra.topics import Names
 from ..schemas import Task, WireError, decode_as
 from .delivery import Delivery
-from .engine import Engine
+from .engine import Engine, EngineLost
 from .environment import EnvironmentFactory
 from .episode import Rendering, run_episode
 from .intake import Intake
@@ -70,7 +71,7 @@ class _Open:
 
 
 class Worker:
-    """One worker process. `run` serves tasks until `stop`, or until the log fails for good.
+    """One worker process. `run` serves tasks until `stop`, or until the log or the engine fails for good.
 
     A factory of an environment runs on the event loop: what takes time belongs into its `reset`.
     """
@@ -101,7 +102,10 @@ class Worker:
         self._stop.set()
 
     async def run(self) -> None:
-        """Raises `LogError` when the log refuses what it must take."""
+        """Raises `LogError` when the log refuses what it must take, `EngineLost` when the engine is of no more use.
+
+        Tasks that are not finished are given back in any case.
+        """
         writer, letters = self._log.writer(), DeadLetters(self._log, self._names)
         delivery = Delivery(writer, self._names)
         self.counts = delivery.counts
@@ -115,8 +119,8 @@ class Worker:
                 for follower in followers:
                     follower.cancel()
         except BaseExceptionGroup as errors:
-            if (refused := _find(errors)) is not None:
-                raise refused from errors
+            if (fatal := _find(errors)) is not None:
+                raise fatal from errors
             raise
         finally:
             try:
@@ -173,7 +177,7 @@ class Worker:
             await self._play_group(opened, shift)
         except ExceptionGroup as errors:
             error = _find(errors) or errors.exceptions[0]
-            if isinstance(error, LogError) and not isinstance(error, UnknownTopic | RecordTooLarge):
+            if isinstance(error, LogError | EngineLost) and not isinstance(error, UnknownTopic | RecordTooLarge):
                 raise error from errors
             # This task's fault, and no reason to end the others.
             reason = "unknown-topic" if isinstance(error, UnknownTopic) else "not-playable"
@@ -275,9 +279,15 @@ class _Shift:
             await asyncio.wait(self._runners)
 
 
-def _find(error: BaseException) -> LogError | None:
-    """The first refusal of the log in a group of errors."""
+def _find(errors: BaseException) -> EngineLost | LogError | None:
+    """That the engine is lost, or else the first refusal of the log, in a group of errors."""
+    found = [error for error in _flatten(errors) if isinstance(error, EngineLost | LogError)]
+    return next((error for error in found if isinstance(error, EngineLost)), found[0] if found else None)
+
+
+def _flatten(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        return next((found for one in inner if (found := _find(one)) is not None), None)
-    return error if isinstance(error, LogError) else None
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _flatten(inner)
+    else:
+        yield error

@@ -16,7 +16,7 @@ RollstreamError
 +-- StackError                       infra/stack/: the local stack
 |   +-- AlreadyUp
 +-- EngineError                      producers/engine.py
-|   +-- PromptTooLong
+|   +-- PromptTooLong, EngineLost (for good: whoever uses it must end)
 +-- RenderingError                   producers/rendering.py: a chat template that cannot be appended to
 +-- UnusableEnvironment              producers/environments/: an unknown game or option
 +-- MissingExtra                     a package of an extra is not installed; names the command that installs it

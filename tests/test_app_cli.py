@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rollstream.app import main as app
+from rollstream.app.context import Context
 from rollstream.app.logs import CLIENT, Seldom
 from rollstream.app.reach import Unreachable, reach_broker, reach_store
 from rollstream.infra.checkpoints import Checkpoints
@@ -22,6 +23,7 @@ from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Partition
 from rollstream.infra.s3 import S3Store
 from rollstream.infra.stack import LocalStack
+from rollstream.infra.store import MemoryStore
 from rollstream.infra.topics import Names
 from rollstream.schemas import (
     Consumed,
@@ -54,6 +56,7 @@ COMMANDS = (
     ("show",),
     ("audit",),
     ("checkpoints",),
+    ("checkpoints", "collect"),
     ("config",),
     ("config", "show"),
 )
@@ -533,6 +536,33 @@ def test_checkpoints_of_a_new_run(run: Run, place: Place) -> None:
     assert "no checkpoint yet" in run("-c", str(place.config), "checkpoints").out
     told = run("-c", str(place.config), "evaluate")
     assert (told.status, "no checkpoint yet" in told.err) == (2, True)
+
+
+def test_collect(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest stay and the one with the state; it asks, and deletes nothing without a yes."""
+    store = MemoryStore()
+    monkeypatch.setattr(Context, "checkpoints", Checkpoints(store, "default"))
+    Checkpoints(store, "default").claim("one")
+    for version in (1, 2, 3, 4):
+        files = {"weights/x": b"w" * version} | ({"trainer/learner.pt": b"state"} if version == 2 else {})
+        Checkpoints(store, "default").publish(
+            version, files, parent=version - 1 or None, incarnation="one", step=version
+        )
+    store.begin("default/objects/abandoned")
+    before = store.list()
+    collect = ("checkpoints", "collect", "--keep", "1", "--json")
+
+    def refuse(*_: object, **__: object) -> bool:
+        return False
+
+    monkeypatch.setattr("typer.confirm", refuse)
+    assert run(*collect, "--grace", "0").status == 1
+    assert run("checkpoints", "collect", "--keep", "0", "--yes").status == 2
+    assert run(*collect, "--yes").json() == {"objects": 0, "bytes": 0, "uploads": 0}, "all are young"
+    assert store.list() == before
+    assert run(*collect, "--grace", "0", "--yes").json() == {"objects": 2, "bytes": 4, "uploads": 1}
+    assert [c["version"] for c in run("checkpoints", "--json").json()] == [1, 2, 3, 4]
+    assert "deleted 0 objects, 0.0 MB" in run(*collect[:-1], "--grace", "0", "-y").out
 
 
 def test_module_runs() -> None:

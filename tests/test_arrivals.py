@@ -26,8 +26,8 @@ def memory() -> MemoryLog:
     return log
 
 
-def record(value: bytes | None, headers: dict[str, bytes] | None = None) -> Record:
-    return Record(partition=Partition("m.trajectories.maze", 0), offset=7, key=b"k", value=value, headers=headers or {})
+def record(value: bytes | None, headers: dict[str, bytes] | None = None, key: bytes | None = b"k") -> Record:
+    return Record(partition=Partition("m.trajectories.maze", 0), offset=7, key=key, value=value, headers=headers or {})
 
 
 def admit(log: Log, record: Record, *, version: int = 1, bound: int | None = 2, **settings: Any) -> Arrival:
@@ -73,7 +73,7 @@ def test_poison_is_set_aside_and_keeps_its_seat_where_headers_tell(
     bad = record(encode(sent)[:-1], trajectory_headers(sent) if headers else None)
     arrival = admit(memory, bad)
     assert (arrival.trajectory, arrival.reason) == (None, "malformed")
-    assert (arrival.group_id, arrival.group_size) == (("g", 3) if headers else ("", 0))
+    assert (arrival.group_id, arrival.group_size) == (("g", 3) if headers else ("k", 0))
     (letter,) = letters(memory)
     assert letter.value == bad.value
 
@@ -96,8 +96,38 @@ def test_headers_that_cannot_be_meant_are_poison(memory: MemoryLog, episode: Epi
     assert len(letters(memory)) == 1
 
 
+@pytest.mark.parametrize("headers", [{}, {"rollstream.trajectory": b""}, {"rollstream.group-size": b"3"}])
+@pytest.mark.parametrize(
+    ("key", "group"),
+    [
+        (b"k", "k"),
+        ("\u00fc".encode(), "\u00fc"),
+        (b"\xff", ""),
+        (b"", ""),
+        (None, ""),
+        (b"k" * 1024, "k" * 1024),
+        (b"k" * 1025, ""),
+    ],
+)
+def test_where_headers_do_not_tell_the_group_the_key_does(
+    memory: MemoryLog, headers: dict[str, bytes], key: bytes | None, group: str
+) -> None:
+    arrival = admit(memory, record(b"\x01junk", headers, key))
+    assert (arrival.group_id, arrival.trajectory_id, arrival.trajectory) == (group, "", None)
+    assert len(letters(memory)) == 1
+
+
+def test_the_key_never_outvotes_headers_or_body(memory: MemoryLog, episode: Episode) -> None:
+    sent = episode("g", 1, size=3)
+    assert admit(memory, record(b"", trajectory_headers(sent), b"other")).group_id == "g"
+    assert admit(memory, record(encode(sent), None, b"other")).group_id == "g"
+    stale = admit(memory, record(b"", {"rollstream.policy-lowest": b"1", "rollstream.policy-highest": b"1"}), version=9)
+    assert (stale.reason, stale.group_id) == ("stale", "k")
+
+
 def test_a_tombstone_is_skipped_and_counted_and_the_empty_value_is_poison(memory: MemoryLog) -> None:
-    assert admit(memory, record(None)).reason == "tombstone"
+    stone = admit(memory, record(None))
+    assert (stone.reason, stone.group_id) == ("tombstone", ""), "its key gives it no seat"
     assert letters(memory) == []
     assert admit(memory, record(b"")).reason == "bad-framing"
     assert [letter.value for letter in letters(memory)] == [b""]

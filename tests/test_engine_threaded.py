@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from rollstream.infra.weights import WeightsError
-from rollstream.producers.engine import EngineError, PromptTooLong
+from rollstream.producers.engine import Completion, EngineError, EngineLost, PromptTooLong
 from rollstream.producers.engines.backend import Delta, Request
 from rollstream.producers.engines.threaded import ThreadedEngine
 from rollstream.schemas import PolicySpan, Sampling
@@ -146,13 +146,51 @@ async def test_weights_that_do_not_fit_leave_version_and_requests_alone(engine: 
 
 async def test_a_failed_swap_ends_the_engine(engine: ThreadedEngine, script: Script) -> None:
     script.failing["swap"] = MemoryError("no room")
-    with pytest.raises(EngineError, match=r"swapped weights: MemoryError\('no room'\)"):
-        await engine.load(Path("new"), 4)
-    with pytest.raises(EngineError, match="swapped weights"):
+    waiting = await begin(engine, script, 2)
+    load = asyncio.create_task(engine.load(Path("new"), 4))
+    await until(lambda: engine._inbox.qsize() == 1)  # pyright: ignore[reportPrivateUsage]
+    script.permits.release(1)
+    for task in (*waiting, load):
+        with pytest.raises(EngineLost, match=r"swapped weights: MemoryError\('no room'\)$"):
+            await task
+    with pytest.raises(EngineLost, match="swapped weights"):
         await engine.generate([1], Sampling(max_tokens=1))
-    with pytest.raises(EngineError, match="swapped weights"):
+    with pytest.raises(EngineLost, match="swapped weights"):
         await engine.load(Path("new"), 5)
     assert engine.version == 3
+
+
+async def test_what_waits_behind_a_swap_that_fails_is_not_done(
+    engine: ThreadedEngine, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapping, proceed = threading.Event(), threading.Event()
+
+    def swap(_weights: Mapping[str, Any]) -> None:
+        assert not swapping.is_set(), "swapped once more"
+        swapping.set()
+        assert proceed.wait(20)
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(script, "swap", swap)
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(engine.load(Path("new"), 4))]
+    await until(swapping.is_set)
+    tasks.append(asyncio.create_task(engine.generate([1], Sampling(max_tokens=1))))
+    await until(lambda: engine._inbox.qsize() == 1)  # pyright: ignore[reportPrivateUsage]
+    tasks.append(asyncio.create_task(engine.load(Path("new"), 5)))
+    await until(lambda: engine._inbox.qsize() == 2)  # pyright: ignore[reportPrivateUsage]
+    proceed.set()
+    for task in tasks:
+        with pytest.raises(EngineLost, match=r"swapped weights: MemoryError\('no room'\)$"):
+            await task
+    assert (engine.version, script.rows) == (3, {})
+
+
+async def begin(engine: ThreadedEngine, script: Script, count: int) -> "list[asyncio.Task[Completion]]":
+    """Long requests, one step into them."""
+    tasks = [asyncio.create_task(engine.generate([1], Sampling(max_tokens=9))) for _ in range(count)]
+    script.permits.release()
+    await until(lambda: len(script.batches) == 1)
+    return tasks
 
 
 async def test_cancelling_frees_the_place(engine: ThreadedEngine, script: Script) -> None:
@@ -185,7 +223,7 @@ async def test_a_failing_step_fails_its_requests_and_no_others(engine: ThreadedE
     results = await asyncio.gather(
         *(engine.generate([1], Sampling(max_tokens=1)) for _ in range(2)), return_exceptions=True
     )
-    assert all(isinstance(result, EngineError) and "bad kernel" in str(result) for result in results)
+    assert all(type(result) is EngineError and "bad kernel" in str(result) for result in results)
     assert script.rows == {}
     assert (await engine.generate([1], Sampling(max_tokens=1))).tokens.tolist() == [2]
 
@@ -196,7 +234,7 @@ async def test_a_request_the_backend_refuses_fails_alone(engine: ThreadedEngine,
     refused, taken = await asyncio.gather(
         *(engine.generate([n], Sampling(max_tokens=1)) for n in (1, 2)), return_exceptions=True
     )
-    assert isinstance(refused, EngineError)
+    assert type(refused) is EngineError
     assert "not this one" in str(refused)
     assert not isinstance(taken, BaseException)
     assert taken.tokens.tolist() == [3]
@@ -205,10 +243,23 @@ async def test_a_request_the_backend_refuses_fails_alone(engine: ThreadedEngine,
 async def test_a_backend_that_cannot_forget_is_given_up(engine: ThreadedEngine, script: Script) -> None:
     script.failing |= {"step": RuntimeError("bad kernel"), "abort": RuntimeError("and worse")}
     script.permits.release()
-    with pytest.raises(EngineError, match="bad kernel"):
+    with pytest.raises(EngineLost, match="bad kernel"):
         await engine.generate([1], Sampling(max_tokens=1))
-    with pytest.raises(EngineError, match="and worse"):
+    with pytest.raises(EngineLost, match="and worse"):
         await engine.generate([1], Sampling(max_tokens=1))
+
+
+async def test_a_cancelled_request_that_stays_in_the_batch_ends_the_others(
+    engine: ThreadedEngine, script: Script
+) -> None:
+    first, second = await begin(engine, script, 2)
+    script.failing["abort"] = RuntimeError("cannot forget")
+    first.cancel()
+    await asyncio.wait([first])
+    await until(lambda: engine._inbox.qsize() == 1)  # pyright: ignore[reportPrivateUsage]
+    script.permits.release(1)
+    with pytest.raises(EngineLost, match="cannot forget"):
+        await second
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
@@ -269,11 +320,11 @@ async def test_close_fails_what_is_under_way_and_what_comes_after(script: Script
     await asyncio.sleep(0)
     script.permits.release()
     await closing
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(EngineLost, match="closed"):
         await task
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(EngineLost, match="closed"):
         await engine.generate([1], Sampling(max_tokens=1))
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(EngineLost, match="closed"):
         await engine.load(Path("new"), 1)
     await engine.close()
     assert script.closed
@@ -293,7 +344,7 @@ async def test_close_while_weights_are_read(script: Script, monkeypatch: pytest.
     await until(reading.is_set)
     await engine.close()
     proceed.set()
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(EngineLost, match="closed"):
         await load
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rollstream.producers.engine import Completion, EngineError
+from rollstream.producers.engine import Completion, EngineError, EngineLost
 from rollstream.producers.environment import Action, Message, Outcome
 from rollstream.producers.episode import run_episode
 from rollstream.producers.limits import Abort, Gates, Limits
@@ -216,6 +216,13 @@ async def test_a_failure_is_a_record_that_keeps_what_was_before(
     assert (trajectory.status, trajectory.cause, trajectory.reward) == (Status.FAILED, cause, 0.0)
     assert error in trajectory.metadata["error"]
     assert len(trajectory.turns) == turns
+
+
+async def test_an_engine_that_is_lost_is_no_failure_of_the_episode() -> None:
+    world = World([told("b")])
+    with pytest.raises(EngineLost, match="for good"):
+        await play(world, Engine(say("a"), EngineLost("for good")))
+    assert (len(world.actions), world.closed) == (1, 1)
 
 
 LOGPROBS = say("a").logprobs

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollstream.consumers import Arrival, Assembler, Group, Seen
+from rollstream.consumers import groups as groups_module
 from rollstream.infra.log import Partition, Position
 from rollstream.schemas import Trajectory
 
@@ -169,6 +171,40 @@ def test_clones_need_no_company(seen: Seen, episode: Episode) -> None:
     assembler.add(arrive(episode("g", 0, size=8), 0))
     assembler.flush()
     assert offsets(settle(assembler, seen)["g"]) == [0]
+
+
+def test_poison_of_one_group_has_a_seat_each_and_is_settled_by_the_timeout(
+    assembler: Assembler, seen: Seen, clock: Clock
+) -> None:
+    for offset in (0, 1):
+        assembler.add(replace(nameless(offset, "malformed"), group_id="g"))
+    clock.now = 10.0
+    assembler.expire()
+    assembler.add(replace(nameless(2, "bad-framing"), group_id="g"))
+    groups = settle(assembler, seen)
+    assert (offsets(groups["g"]), reasons(groups["g"])) == ([], {0: "malformed", 1: "malformed"})
+    assert reasons(groups[""]) == {2: "bad-framing"}
+    assembler.add(replace(nameless(3, "malformed"), group_id="g"))
+    assert reasons(settle(assembler, seen)[""]) == {3: "malformed"}
+    assert assembler.waiting == 0
+
+
+def test_poison_takes_the_seat_of_a_sample(assembler: Assembler, seen: Seen, episode: Episode) -> None:
+    assembler.add(replace(nameless(0, "malformed"), group_id="g"))
+    for index in (0, 2):
+        assembler.add(arrive(episode("g", index, size=3), index + 1))
+    group = settle(assembler, seen)["g"]
+    assert (offsets(group), reasons(group)) == ([1, 3], {0: "malformed"})
+
+
+def test_a_key_that_too_many_share_does_not_burst_a_receipt(
+    assembler: Assembler, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "CROWD", 3)
+    for offset in range(5):
+        assembler.add(replace(nameless(offset, "malformed"), group_id="g"))
+    groups = settle(assembler, seen)
+    assert (list(reasons(groups["g"])), list(reasons(groups[""]))) == ([0, 1, 2], [3, 4])
 
 
 def test_records_without_ids_are_settled_one_by_one(assembler: Assembler, seen: Seen, episode: Episode) -> None:

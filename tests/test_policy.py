@@ -18,7 +18,7 @@ from rollstream.infra.memory import MemoryLog
 from rollstream.infra.store import Content, MemoryStore, StoreError
 from rollstream.infra.topics import Names, apply, declared, plan
 from rollstream.producers import PolicyFollower, policy
-from rollstream.producers.engine import Completion, EngineError
+from rollstream.producers.engine import Completion, EngineError, EngineLost
 from rollstream.schemas import PolicyUpdate, Sampling, encode
 
 PATIENCE = 60.0
@@ -56,6 +56,8 @@ class Engine:
         word = (weights / "model.safetensors").read_text()
         if word == "foreign":
             raise EngineError("these weights do not fit the model")
+        if word == "fatal":
+            raise EngineLost("the engine failed while it swapped weights")
         self.words.append(word)
         self.version = version
 
@@ -198,6 +200,15 @@ async def test_a_policy_that_is_not_whole_is_not_taken_and_the_next_good_one_is(
         quiet.announce(quiet.publish(3))
         await until(lambda: quiet.engine.version == 3)
     assert quiet.engine.words == ["word 3"]
+
+
+async def test_an_engine_that_is_lost_ends_the_following(quiet: Desk) -> None:
+    quiet.publish(1)
+    quiet.announce(quiet.publish(2, "fatal"))
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineLost, match="swapped weights")):
+        async with asyncio.timeout(PATIENCE):
+            await quiet.follower.follow(quiet.engine)
+    assert (quiet.engine.version, quiet.follower.refused) == (1, 0)
 
 
 async def test_a_failure_that_passes_is_tried_again(quiet: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

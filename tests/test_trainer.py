@@ -3,8 +3,9 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import pytest
 from rollstream.consumers import LearnerSettings, Ledger, Objective, Place, Trainer, TrainerSettings, lineage
 from rollstream.consumers.audit import audit
 from rollstream.infra import deadletters
-from rollstream.infra.checkpoints import Checkpoints, Fenced, Manifest
+from rollstream.infra.checkpoints import CheckpointError, Checkpoints, Fenced, Manifest
 from rollstream.infra.log import Log, LogError, Position, Record
 from rollstream.infra.manifest import encode_manifest
 from rollstream.infra.memory import MemoryLog
 from rollstream.infra.scan import scan
-from rollstream.infra.store import MemoryStore, ObjectStore, StoreError
+from rollstream.infra.store import Entry, MemoryStore, ObjectStore, StoreError
 from rollstream.infra.topics import Names, declared
 from rollstream.schemas import (
     PolicyUpdate,
@@ -190,7 +191,7 @@ def test_case_1_poison_is_set_aside_untouched_and_the_rest_trains(rig: Rig, epis
     found = [letter.headers[deadletters.REASON].decode() for letter in letters]
     assert found == ["bad-framing", "trailing-bytes", "malformed", "bad-framing"]
     assert reasons(rig.receipts) == Counter(found) + Counter({"tombstone": 1})
-    assert rig.groups() == ["a", "b"]
+    assert rig.groups() == ["a", "b", "the-key"]
     assert rig.latest().cursors[stone.partition].to_json() == [9]
     assert rig.verdict()["trained"] == 4
     assert rig.verdict()["acknowledged"] == 8
@@ -204,6 +205,21 @@ def test_poison_whose_headers_can_be_read_does_not_hold_its_group_up(memory: Rig
     memory.train(until_end=False, steps=1, groups_per_step=1)
     assert (memory.groups(), reasons(memory.receipts)) == (["a"], Counter({"malformed": 1}))
     assert memory.verdict()["trained"] == 2
+
+
+def test_a_group_of_poison_alone_frees_its_slot(memory: Rig, episode: Episode) -> None:
+    """Two records that tell nothing but their key: both are settled, and a receipt names their group."""
+    poison = [memory.put(b"\x01junk", None, "gone"), memory.put(b"", {"rollstream.group": b"\xff"}, "gone")]
+    memory.put(None, None, "stone")
+    memory.train(until_end=False, steps=1, groups_per_step=1, group_timeout=0.2)
+    assert memory.groups() == ["gone"]
+    assert reasons(memory.receipts) == Counter({"bad-framing": 1, "bad-headers": 1, "tombstone": 1})
+    assert memory.latest().cursors[poison[0].partition].to_json() == [3]
+    memory.put(b"\x01junk", None, "gone")
+    memory.send(*pairs(episode, "a"), partition=0)
+    memory.train(until_end=False, steps=2, groups_per_step=1)
+    assert memory.groups() == ["gone", "a"], "after a restart, too"
+    assert memory.verdict() | {"trained": 2, "dropped": {"bad-framing": 2, "bad-headers": 1}} == memory.verdict()
 
 
 def test_case_1_where_the_dead_letter_cannot_be_written_consumption_stops(
@@ -396,6 +412,53 @@ def test_state_every_other_step_goes_back_and_still_adds_up(memory: Rig, whole: 
     assert [(r.step, r.version, r.parent) for r in memory.lineage()] == [(0, 1, 0), (1, 3, 1), (2, 4, 3), (3, 5, 4)]
     assert memory.latest().files[WEIGHTS] == whole.latest().files[WEIGHTS]
     assert memory.verdict()["trained"] == 12
+
+
+class OldStore(MemoryStore):
+    """Lists everything as written long ago, so that no grace protects it."""
+
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        return [e._replace(modified=e.modified - timedelta(days=1)) for e in super().list(prefix)]
+
+
+class DumbStore(MemoryStore):
+    """Does not tell which objects it has."""
+
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        if "/objects/" in prefix:
+            raise StoreError("no answer")
+        return super().list(prefix)
+
+
+def fetch_weights(rig: Rig, version: int) -> None:
+    rig.checkpoints.fetch(rig.checkpoints.manifest(version), "weights/", rig.scratch / f"try-{version}" / "policy")
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(2, [8, 10, 11, 12]), (0, [*range(1, 13)])])
+def test_old_checkpoints_are_collected_and_the_one_to_go_on_from_stays(
+    memory: Rig, episode: Episode, keep: int, kept: list[int]
+) -> None:
+    memory.store = OldStore()
+    memory.send(*pairs(episode, *(f"g{n}" for n in range(12))), partition=0)
+    memory.train(groups_per_step=1, steps=11, state_every=7, keep=keep)
+    assert memory.checkpoints.versions() == [*range(1, 13)]
+    for version in kept:
+        fetch_weights(memory, version)
+    for version in {*range(1, 13)} - {*kept}:
+        with pytest.raises(CheckpointError, match="is not in the store: this checkpoint was collected"):
+            fetch_weights(memory, version)
+    assert memory.verdict()["trained"] == 22
+    memory.train(groups_per_step=1, state_every=7, keep=keep)
+    assert memory.lineage()[8].parent == 8, "it went back to the state in policy 8"
+    assert memory.verdict()["trained"] == 24
+
+
+def test_a_collection_that_fails_ends_nothing(memory: Rig, episode: Episode, caplog: pytest.LogCaptureFixture) -> None:
+    memory.store = DumbStore()
+    memory.send(*pairs(episode, *(f"g{n}" for n in range(11))), partition=0)
+    assert memory.train(groups_per_step=1, keep=2).step == 11
+    assert "old checkpoints of run run not collected: no answer" in caplog.text
+    assert memory.verdict()["trained"] == 22
 
 
 def test_a_second_trainer_fences_the_first_and_is_named(rig: Rig, episode: Episode) -> None:

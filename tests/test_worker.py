@@ -2,18 +2,20 @@
 
 import asyncio
 import math
+import threading
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rollstream.infra.checkpoints import Checkpoints
+from rollstream.infra.checkpoints import Checkpoints, manifest_digest
 from rollstream.infra.deadletters import OFFSET, REASON
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Log, LogError, Record, UnknownTopic
@@ -21,12 +23,15 @@ from rollstream.infra.memory import MemoryLog
 from rollstream.infra.store import MemoryStore
 from rollstream.infra.topics import Names, apply, declared, plan
 from rollstream.producers import Limits, PolicyFollower, Worker, WorkerSettings
-from rollstream.producers.engine import Completion
+from rollstream.producers.engine import Completion, Engine, EngineLost
+from rollstream.producers.engines.backend import Delta, Request
+from rollstream.producers.engines.threaded import ThreadedEngine
 from rollstream.producers.environment import Action, Message, Outcome
 from rollstream.schemas import (
     Command,
     Control,
     PolicySpan,
+    PolicyUpdate,
     Role,
     Sampling,
     Status,
@@ -77,6 +82,37 @@ class Parrot:
         self.version = version
 
     async def close(self) -> None:
+        """Nothing to release."""
+
+
+class Torn:
+    """A backend that samples nothing, and whose swap fails."""
+
+    context, vocabulary = 64, 8
+
+    def __init__(self) -> None:
+        self.requests: set[int] = set()
+        self.reading = threading.Event()
+
+    def add(self, request: Request) -> None:
+        self.requests.add(request.key)
+
+    def abort(self, key: int) -> None:
+        self.requests.discard(key)
+
+    def step(self) -> list[Delta]:
+        # Short waits: other requests come in meanwhile.
+        self.reading.wait(0.01)
+        return []
+
+    def read(self, directory: Path) -> Mapping[str, Any]:
+        self.reading.set()
+        return {}
+
+    def swap(self, weights: Mapping[str, Any]) -> None:
+        raise MemoryError("no room")
+
+    def close(self) -> None:
         """Nothing to release."""
 
 
@@ -133,12 +169,31 @@ class Desk:
     def order(self, command: Command, target: str = "") -> None:
         self.write(self.names.control, [(b"order", encode(Control(command=command, target=target)))])
 
-    def worker(self, settings: WorkerSettings | None = None, **games: Callable[[], Game]) -> Worker:
-        follower = PolicyFollower(self.log, self.names, "run", self.checkpoints, self.scratch)
+    def publish(self, version: int) -> None:
+        """A policy, announced."""
+        self.checkpoints.claim("one")
+        files: Mapping[str, Path | bytes] = {"weights/model.safetensors": b"weights"}
+        manifest = self.checkpoints.publish(version, files, parent=None, incarnation="one", step=version)
+        update = PolicyUpdate(
+            run="run",
+            version=version,
+            incarnation="one",
+            step=version,
+            manifest=self.checkpoints.manifest_key(version),
+            digest=manifest_digest(manifest),
+            published_ms=1,
+        )
+        self.write(self.names.policy, [(b"run", encode(update))])
+
+    def worker(
+        self, settings: WorkerSettings | None = None, engine: Engine | None = None, **games: Callable[[], Game]
+    ) -> Worker:
+        scratch = self.scratch / str(len(self.followers))
+        follower = PolicyFollower(self.log, self.names, "run", self.checkpoints, scratch)
         self.followers.append(follower)
-        games = games or {"game": Game}
+        settings = settings or WorkerSettings(concurrency=8)
         return Worker(
-            self.log, self.names, games, self.engine, Letters(), follower, settings or WorkerSettings(concurrency=8)
+            self.log, self.names, games or {"game": Game}, engine or self.engine, Letters(), follower, settings
         )
 
     async def read(self, topic: str, count: int) -> list[Record]:
@@ -466,3 +521,50 @@ async def test_a_stage_runs_no_more_calls_than_its_pool_has_places(quiet: Desk) 
         played = await quiet.played(12)
     assert {t.status for t in played} == {Status.COMPLETED}
     assert most == 3
+
+
+async def test_a_worker_whose_swap_fails_ends_and_the_other_plays_all_its_tasks(quiet: Desk) -> None:
+    for partition in (0, 1):
+        quiet.ask(*(task(f"{partition}-{n}") for n in range(3)), partition=partition)
+    backend = Torn()
+    torn = ThreadedEngine(lambda: backend, model="torn", version=1)
+    running = asyncio.create_task(quiet.worker(WorkerSettings(concurrency=16), torn).run())
+    await until(lambda: len(backend.requests) == 16)
+    async with working(quiet.worker()):
+        quiet.publish(2)
+        with pytest.raises(EngineLost, match=r"swapped weights: MemoryError\('no room'\)"):
+            async with asyncio.timeout(PATIENCE):
+                await running
+        await until(lambda: quiet.committed() == quiet.ends())
+    await torn.close()
+    played = await quiet.played(24)
+    assert sorted(t.trajectory_id for t in played) == ids(*(f"{p}-{n}" for p in (0, 1) for n in range(3)))
+    assert {(t.model, t.status) for t in played} == {("parrot", Status.COMPLETED)}
+
+
+async def test_a_lost_engine_gives_back_what_is_not_finished_and_nothing_else(quiet: Desk) -> None:
+    class Failing(Parrot):
+        lost = False
+
+        async def generate(self, prompt: Sequence[int] | NDArray[np.int32], sampling: Sampling) -> Completion:
+            if self.lost:
+                raise EngineLost("the engine failed")
+            return await super().generate(prompt, sampling)
+
+    failing = Failing()
+    quiet.ask(task("before"), partition=0)
+    running = asyncio.create_task(quiet.worker(engine=failing).run())
+    await until(lambda: quiet.committed() == {0: 1})
+    failing.lost = True
+    quiet.ask(task("after"), task("later"), partition=0)
+    with pytest.raises(EngineLost, match="the engine failed"):
+        async with asyncio.timeout(PATIENCE):
+            await running
+    assert quiet.committed() == {0: 1}
+    assert [t.group_id for t in await quiet.played(4)] == ["before"] * 4
+    assert not await quiet.read(quiet.names.dead_letter, 0)
+    async with working(quiet.worker()):
+        await until(lambda: quiet.committed() == {0: 3})
+    played = await quiet.played(12)
+    assert sorted(t.trajectory_id for t in played) == ids("after", "before", "later")
+    assert {t.status for t in played} == {Status.COMPLETED}

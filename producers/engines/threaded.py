@@ -9,6 +9,8 @@
     load: files are read and checked (any thread) --> inbox --> swap between two steps, caches dropped, new version
 
 Every token is stamped with the version whose weights computed it: a completion under way during a load has two spans.
+A swap that fails half-way, or a batch that does not let go of a request, is the engine's end: everything under way and
+everything asked later raises `EngineLost`.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 
 from ...infra.weights import WeightsError
 from ...schemas import PolicySpan, Sampling
-from ..engine import Completion, EngineError
+from ..engine import Completion, EngineError, EngineLost
 from .backend import Backend, Delta, Request
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ class ThreadedEngine:
         """Sample one completion. Cancelling the call frees its place in the batch.
 
         Raises `PromptTooLong` where the prompt does not fit, `EngineError` where the request makes no sense or the
-        engine failed.
+        engine failed, `EngineLost` where it will never answer again.
         """
         self._check_usable()
         request = Request.checked(next(self._keys), prompt, sampling, self._backend)
@@ -133,7 +135,8 @@ class ThreadedEngine:
     async def load(self, weights: Path, version: int) -> None:
         """Serve the weights in this directory (safetensors) from the next token on, under this version.
 
-        Raises `EngineError` and goes on with the old weights and version where they do not fit the model.
+        Raises `EngineError` and goes on with the old weights and version where they do not fit the model, `EngineLost`
+        where it cannot go on with either.
         """
         self._check_usable()
         try:
@@ -146,7 +149,7 @@ class ThreadedEngine:
         await swapped
 
     async def close(self) -> None:
-        """End the thread and release the model. What is under way fails with `EngineError`. Idempotent."""
+        """End the thread and release the model. What is under way fails with `EngineLost`. Idempotent."""
         if not self._closing:
             self._closing, self._unusable = True, "the engine is closed"
             self._flush()
@@ -155,7 +158,7 @@ class ThreadedEngine:
 
     def _check_usable(self) -> None:
         if self._unusable is not None:
-            raise EngineError(self._unusable)
+            raise EngineLost(self._unusable)
 
     def _send(self, order: _Order) -> None:
         """Give the thread an order, together with all others of this turn of the event loop: they share a batch."""
@@ -211,37 +214,44 @@ class ThreadedEngine:
         _settle(finished)
 
     def _add(self, live: _Live) -> None:
-        refused = self._unusable
-        if refused is None and (error := _attempt(lambda: self._backend.add(live.request))):
-            refused = f"the request was not taken: {error}"
+        refused: EngineError | None = None
+        if self._unusable is not None:
+            refused = EngineLost(self._unusable)
+        elif error := _attempt(lambda: self._backend.add(live.request)):
+            refused = EngineError(f"the request was not taken: {error}")
         if refused is None:
             self._live[live.request.key] = live
         else:
-            _settle([_Outcome(live.future, EngineError(refused))])
+            _settle([_Outcome(live.future, refused)])
 
     def _abort(self, key: int) -> None:
         if self._live.pop(key, None) is not None:
             self._forget([key])
+            if self._unusable is not None:
+                self._fail(self._unusable)
 
     def _swap(self, weights: "Mapping[str, Tensor]", version: int, swapped: "asyncio.Future[None]") -> None:
-        if error := _attempt(lambda: self._backend.swap(weights)):
+        if self._unusable is None and (error := _attempt(lambda: self._backend.swap(weights))):
             # Half-swapped weights must never sample.
             self._unusable = f"the engine failed while it swapped weights: {error!r}"
             self._fail(self._unusable)
-            _settle([_Outcome(swapped, EngineError(self._unusable))])
+        if self._unusable is not None:
+            _settle([_Outcome(swapped, EngineLost(self._unusable))])
         else:
             self._version = version
             _settle([_Outcome(swapped, None)])
 
     def _fail(self, reason: str) -> None:
-        """End every request with `EngineError`."""
+        """End every request, with `EngineLost` where none will be answered again."""
         lives, self._live = self._live, {}
         self._forget(lives)
-        _settle([_Outcome(live.future, EngineError(reason)) for live in lives.values()])
+        kind = EngineError if self._unusable is None else EngineLost
+        _settle([_Outcome(live.future, kind(reason)) for live in lives.values()])
 
     def _forget(self, keys: Iterable[int]) -> None:
         for key in keys:
-            if error := _attempt(partial(self._backend.abort, key)):
+            error = _attempt(partial(self._backend.abort, key))
+            if error is not None and self._unusable is None:
                 # Of no more use: its batch is not what it should be.
                 self._unusable = f"the engine failed: {error!r}"
 
