@@ -67,7 +67,7 @@ class Plan:
 
 def language_model(model: str, engine: str, **sizes: object) -> Plan:
     """A plan for a model that brings a language: English views, a few episodes, gentle steps."""
-    shared = {"micro_batch_tokens": 2048, "checkpoint_every": 1000, "betas": [0.9, 0.95]}
+    shared = {"micro_batch_tokens": 2048, "betas": [0.9, 0.95]}
     defaults: dict[str, object] = {
         "words": "plain",
         "scripted": {"number": 12, "lake": 12},
