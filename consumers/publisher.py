@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..infra.checkpoints import Checkpoints, Fenced, Manifest, manifest_digest
+from ..infra.checkpoints import WEIGHTS, Checkpoints, Fenced, Manifest, manifest_digest
 from ..infra.cursors import Cursors
 from ..infra.log import Log, await_position
 from ..infra.topics import Names
@@ -27,7 +27,6 @@ from .seen import Seen
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = "weights/"
 SEEN = "trainer/seen.npy"
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..infra.checkpoints import Checkpoints, Manifest
+from ..infra.checkpoints import WEIGHTS, Checkpoints, Manifest
 from ..infra.deadletters import DeadLetters
 from ..infra.log import Log, Partition
 from ..infra.models import load_weights, open_model
@@ -35,7 +35,7 @@ from .groups import Assembler
 from .hyperparameters import LearnerSettings
 from .learner import Learner
 from .progress import Progress
-from .publisher import NOWHERE, SEEN, WEIGHTS, Companions, Place, Publisher
+from .publisher import NOWHERE, SEEN, Companions, Place, Publisher
 from .reader import Reader
 from .retention import STATE, Retention
 from .seen import Seen

@@ -30,7 +30,11 @@ from .pointer import Fenced, LatestPointer, Pointer
 from .store import Lost, NotFound, ObjectStore, probe
 from .transfer import Objects
 
+WEIGHTS = "weights/"
+"""Where in a checkpoint the files of the policy lie: weights, config, tokenizer."""
+
 __all__ = [
+    "WEIGHTS",
     "CheckpointError",
     "Checkpoints",
     "Collected",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..infra.checkpoints import CheckpointError, Checkpoints, manifest_digest
+from ..infra.checkpoints import WEIGHTS, CheckpointError, Checkpoints, manifest_digest
 from ..infra.log import Log, Record
 from ..infra.store import StoreError
 from ..infra.topics import Names
@@ -25,7 +25,6 @@ from .polling import Poller, open_end
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = "weights/"
 RETRY = 5.0
 """Seconds until a policy that could not be had is tried again, where the failure may pass."""
 
