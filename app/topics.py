@@ -30,7 +30,10 @@ def apply(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create and alter topics as declared, and publish the schemas. Shows the plan first and asks."""
+    """Create and alter topics as declared, and publish the schemas (to the Schema Registry, too, if one is configured).
+
+    Shows the plan first and asks.
+    """
     from ..infra.topics import plan as plan_changes
 
     with opened(context) as here:
@@ -54,13 +57,17 @@ def verify(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def apply_topics(here: Context) -> None:
-    """Bring the cluster to what is declared, and publish the schemas of this release."""
+    """Bring the cluster to what is declared, and publish the schemas of this release: first to the registry, if any.
+
+    Raises `RegistryError` where it refuses one, or where its ids stand for other schemas on this log.
+    """
     from ..infra.schemabook import publish_schemas
     from ..infra.topics import apply as apply_changes
     from ..infra.topics import plan as plan_changes
 
     apply_changes(here.log, plan_changes(here.log, here.topics()))
-    publish_schemas(here.log, here.names)
+    ids = here.registry.register() if here.registry is not None else None
+    publish_schemas(here.log, here.names, ids)
 
 
 def _show(lines: list[str], *, as_json: bool, empty: str) -> None:

@@ -2,15 +2,24 @@
 
 encode(record) -> bytes               decode(data) -> record           framed Avro, validated in both directions
 trajectory_headers(trajectory)        parse_headers(headers)           what a reader judges before it decodes
-Schemas(lookup)                       record_schemas()                 which schema stands behind an id
+Schemas(lookup, ids)                  record_schemas()                 which schema stands behind an id
 full_problems(first, second)                                           whether two schemas may live on one log
 """
 
-from .codec import MAX_BYTES, decode, decode_as, encode
-from .compatibility import full_problems, reader_problems
-from .errors import InvalidRecord, MalformedBytes, MissingExtra, RollstreamError, UnknownSchema, WireError
+from .codec import MAX_BYTES, decode, decode_as, encode, framed_id
+from .compatibility import Problem, full_problems, reader_problems
+from .errors import (
+    InvalidRecord,
+    MalformedBytes,
+    MissingExtra,
+    RollstreamError,
+    SchemaAway,
+    UnknownSchema,
+    WireError,
+)
 from .headers import TrajectoryHeaders, parse_headers, trajectory_headers
 from .records import (
+    Claim,
     Command,
     Consumed,
     Control,
@@ -35,6 +44,7 @@ from .validate import validate
 
 __all__ = [
     "MAX_BYTES",
+    "Claim",
     "Command",
     "Consumed",
     "Control",
@@ -47,10 +57,12 @@ __all__ = [
     "Offsets",
     "PolicySpan",
     "PolicyUpdate",
+    "Problem",
     "Receipt",
     "Role",
     "RollstreamError",
     "Sampling",
+    "SchemaAway",
     "Schemas",
     "Shipped",
     "Status",
@@ -65,6 +77,7 @@ __all__ = [
     "decode",
     "decode_as",
     "encode",
+    "framed_id",
     "full_problems",
     "parse_headers",
     "reader_problems",

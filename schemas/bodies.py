@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from .errors import InvalidRecord
 from .records import (
+    Claim,
     Command,
     Consumed,
     Control,
@@ -46,7 +47,7 @@ def to_body(record: WireRecord) -> Body:
                 "groups": list(record.groups),
                 "metrics": dict(record.metrics),
             }
-        case PolicyUpdate() | Control():
+        case PolicyUpdate() | Control() | Claim():
             return _fields(record)
 
 
@@ -131,12 +132,17 @@ def _read_control(body: Body) -> Control:
     return Control(**body)
 
 
+def _read_claim(body: Body) -> Claim:
+    return Claim(**body)
+
+
 _READERS: dict[str, Callable[[Body], WireRecord]] = {
     "Trajectory": _read_trajectory,
     "Task": _read_task,
     "PolicyUpdate": _read_policy,
     "Receipt": _read_receipt,
     "Control": _read_control,
+    "Claim": _read_claim,
 }
 
 

@@ -18,7 +18,7 @@ import fastavro
 from .bodies import from_body, to_body
 from .errors import InvalidRecord, MalformedBytes
 from .records import WireRecord
-from .registry import Current, Resolved, Schemas, current_schemas, shipped_only
+from .registry import Current, Resolved, Schemas, shipped_only
 from .validate import validate
 
 MAX_BYTES = 64 << 20
@@ -33,10 +33,19 @@ _avro: Any = fastavro  # its annotations leave the type of a stream half open
 R = TypeVar("R", bound=WireRecord)
 
 
-def encode(record: WireRecord, *, vocabulary: int | None = None, max_bytes: int = MAX_BYTES) -> bytes:
-    """The record in its frame. Raises `InvalidRecord` where it breaks a rule, or is too large to be read again."""
+def encode(
+    record: WireRecord,
+    *,
+    schemas: Schemas | None = None,
+    vocabulary: int | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> bytes:
+    """The record in its frame. Raises `InvalidRecord` where it breaks a rule, or is too large to be read again.
+
+    `schemas` says by which id: the registry's, where there is one, else this release's own (the default).
+    """
     validate(record, vocabulary=vocabulary)
-    current = current_schemas()[type(record).__name__]
+    current = (schemas or shipped_only()).current(type(record).__name__)
     stream = io.BytesIO()
     stream.write(_FRAME.pack(_MAGIC, current.id))
     _avro.schemaless_writer(stream, current.schema, to_body(record))
@@ -56,8 +65,8 @@ def decode(
     """The record in this frame. Its columns are read-only views of the decoded bytes.
 
     `schemas` resolves ids that this release does not know (none by default); `vocabulary` bounds the token ids.
-    Raises `MalformedBytes`, `UnknownSchema` or `InvalidRecord`, and what the lookup behind `schemas` raises when it is
-    away.
+    Raises `MalformedBytes`, `UnknownSchema` or `InvalidRecord`; `SchemaAway`, or what else the lookup behind `schemas`
+    raises, where it does not answer.
     """
     stream, schema_id = _unframe(data, max_bytes)
     resolved = (schemas or shipped_only()).resolve(schema_id)
@@ -79,6 +88,11 @@ def decode_as(
     if not isinstance(record, kind):
         raise MalformedBytes(f"expected a {kind.__name__}, found a {type(record).__name__}", reason="wrong-record")
     return record
+
+
+def framed_id(data: bytes) -> int | None:
+    """The schema id in a frame; None for what is no frame."""
+    return _FRAME.unpack_from(data)[1] if len(data) >= _FRAME.size and data[0] == _MAGIC else None
 
 
 def _check_readable(data: bytes, current: Current, max_bytes: int) -> None:

@@ -5,9 +5,11 @@ RollstreamError
 |   +-- InvalidRecord                a value breaks a rule of its record (lengths, ranges, NaN)
 |   +-- MalformedBytes               framing or body cannot be decoded
 |   +-- UnknownSchema                the schema id cannot be resolved
++-- SchemaAway                       schemas/errors.py: whoever knows the schema does not answer now
 +-- ConfigError                      infra/config.py: names file and key
 +-- LogError                         infra/log.py (retriable or not)
 |   +-- RecordTooLarge, OffsetExpired, UnknownTopic
++-- RegistryError                    infra/registry.py: the Schema Registry refuses
 +-- StoreError                       infra/store.py (retriable or not)
 |   +-- NotFound, Lost (a conditional write that another won)
 +-- CheckpointError                  infra/checkpoints.py
@@ -33,6 +35,10 @@ class MissingExtra(RollstreamError):
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs the extra {extra!r}: pip install 'rollstream[{extra}]'")
         self.extra = extra
+
+
+class SchemaAway(RollstreamError):
+    """Whoever knows the schema (log, registry) does not answer now. That says nothing about the record: try again."""
 
 
 class WireError(RollstreamError):

@@ -5,6 +5,7 @@
     PolicyUpdate   trainer -> workers                      rollstream.policy
     Receipt        trainer -> dispatcher, audit            rollstream.ledger
     Control        whoever runs the workers -> all of them rollstream.control
+    Claim          in place of a record over its topic's limit, on that topic
 
 Values are checked when they are encoded and again when they are decoded (validate.py). Hot columns are numpy arrays,
 little-endian, contiguous and read-only views of the body's bytes.
@@ -147,9 +148,12 @@ class Trajectory:
         """Lowest and highest policy version among the trainable tokens; None if there are none or they are unknown."""
         if not self.spans:
             return None
+        if not any(turn.masked and turn.sampled for turn in self.turns):
+            versions = [span.version for span in self.spans]
+            return min(versions), max(versions)
         trainable = self.trainable_mask()[self.sampled_mask()]
-        versions = self.versions()[trainable]
-        return (int(versions.min()), int(versions.max())) if versions.size else None
+        left = self.versions()[trainable]
+        return (int(left.min()), int(left.max())) if left.size else None
 
 
 def _mask(trajectory: Trajectory, chosen: Callable[[Turn], bool]) -> Mask:
@@ -270,5 +274,15 @@ class Control:
     issued_ms: int = 0
 
 
-WireRecord = Task | Trajectory | PolicyUpdate | Receipt | Control
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Stands for a record too large for its topic: the object in the store that holds that record's frame."""
+
+    size: int
+    """Bytes of the frame."""
+    sha256: str
+    """Of the frame, hex: its name in the store, and its proof."""
+
+
+WireRecord = Task | Trajectory | PolicyUpdate | Receipt | Control | Claim
 """Whatever crosses the log."""

@@ -4,7 +4,8 @@
                                                                              (topic, registry)      |
                                                                                               UnknownSchema
 
-Without a Schema Registry an id is made of the schema's own text, so that everybody arrives at the same one.
+Without a Schema Registry an id is made of the schema's own text, so that everybody arrives at the same one. With one it
+is the registry's: `Schemas(ids=...)` then both writes and knows this release's schemas by it.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -57,9 +58,9 @@ class Lookup(Protocol):
     """Finds schemas that this release does not carry."""
 
     def fetch(self, schema_id: int) -> str:
-        """The schema's text. Raises `UnknownSchema` where there is none.
+        """The schema's text. Raises `UnknownSchema` where there is none, `SchemaAway` where nobody answers now.
 
-        Any other error (the registry is away) passes through to the caller of `resolve` and is not remembered.
+        Any error but the first passes through to the caller of `resolve` and is not remembered.
         """
         ...
 
@@ -96,16 +97,18 @@ def current_schemas() -> dict[str, Current]:
 
 
 class Schemas:
-    """Resolves schema ids. Thread-safe; a known id takes no lock.
+    """Which schema an id stands for, and by which id this process writes. Thread-safe; a known id takes no lock.
 
     `lookup` is asked once for an id that this release does not know; without one such an id is refused. An id that
     nobody knew is asked for again after `retry_after` seconds, since its schema may have been published meanwhile.
+    `ids`: this release's own id of each schema -> the registry's; None where there is no registry.
     """
 
     def __init__(
         self,
         lookup: Lookup | None = None,
         *,
+        ids: Mapping[int, int] | None = None,
         retry_after: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -115,9 +118,24 @@ class Schemas:
         self._lock = Lock()
         self._misses: dict[int, tuple[float, str]] = {}
         self._known = {shipped.id: _resolved(shipped.text) for shipped in record_schemas()}
+        self._current = current_schemas()
+        if ids is not None:
+            # Those of its own stay known: older records of the log may have them.
+            self._known |= {ids[own]: resolved for own, resolved in self._known.items() if own in ids}
+            self._current = {kind: Current(ids[own], schema) for kind, (own, schema) in self._current.items()}
+
+    def current(self, kind: str) -> Current:
+        """What records of this kind are written with."""
+        return self._current[kind]
+
+    def settled(self, schema_id: int) -> bool:
+        """Whether `resolve` asks nobody: the id is known or none at all, or nobody knew it just now."""
+        missed = self._misses.get(schema_id)
+        asked = missed is not None and self._clock() < missed[0]
+        return asked or schema_id in self._known or not 0 < schema_id <= MAX_ID or self._lookup is None
 
     def resolve(self, schema_id: int) -> Resolved:
-        """How to read data written with this id. Raises `UnknownSchema`, or what the lookup raises when it is away."""
+        """How to read data written with this id. Raises `UnknownSchema`, and what the lookup raises: `SchemaAway`."""
         known = self._known.get(schema_id)
         if known is not None:
             return known
@@ -167,7 +185,7 @@ def _resolved(text: str) -> Resolved:
     if current is None:
         raise UnknownSchema(f"expected a record of rollstream, found {writer['name']}")
     if problems := parsed_problems(current.schema, writer):
-        raise UnknownSchema(f"cannot be read by this release: {'; '.join(problems)}")
+        raise UnknownSchema(f"cannot be read by this release: {'; '.join(map(str, problems))}")
     return Resolved(kind=_kind(writer), writer=writer, reader=None if writer == current.schema else current.schema)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .errors import InvalidRecord
 from .records import (
+    Claim,
     Command,
     Consumed,
     Control,
@@ -65,8 +66,10 @@ def validate(record: object, *, vocabulary: int | None = None) -> None:
             _receipt(record)
         case Control():
             _control(record)
+        case Claim():
+            _claim(record)
         case _:
-            raise refusal("bad-type", "record", "a Trajectory, Task, PolicyUpdate, Receipt or Control", record)
+            raise refusal("bad-type", "record", "a Trajectory, Task, PolicyUpdate, Receipt, Control or Claim", record)
 
 
 def _trajectory(record: Trajectory, vocabulary: int | None) -> None:
@@ -187,10 +190,14 @@ def _policy(record: PolicyUpdate) -> None:
     ident(record.incarnation, "incarnation")
     whole(record.step, "step", high=LONG)
     ident(record.manifest, "manifest")
-    text(record.digest, "digest")
-    if not _DIGEST.fullmatch(record.digest):
-        raise refusal("bad-digest", "digest", "a SHA-256 as 64 lower-case hex digits", record.digest)
+    _digest(record.digest, "digest")
     whole(record.published_ms, "published_ms", high=LONG)
+
+
+def _digest(value: str, field: str) -> None:
+    text(value, field)
+    if not _DIGEST.fullmatch(value):
+        raise refusal("bad-digest", field, "a SHA-256 as 64 lower-case hex digits", value)
 
 
 def _receipt(record: Receipt) -> None:
@@ -244,3 +251,8 @@ def _control(record: Control) -> None:
     text(record.target, "target")
     text(record.reason, "reason")
     whole(record.issued_ms, "issued_ms", high=LONG)
+
+
+def _claim(record: Claim) -> None:
+    whole(record.size, "size", low=1, high=LONG)
+    _digest(record.sha256, "sha256")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import rollstream.schemas as wire
 from rollstream.schemas import (
+    Claim,
     Command,
     Consumed,
     Control,
@@ -113,7 +114,8 @@ RECEIPT = Receipt(
     written_ms=1_700_000_000_000,
 )
 CONTROL = Control(command=Command.CANCEL, target="task-7", reason="superseded", issued_ms=1_700_000_000_000)
-RECORDS: tuple[WireRecord, ...] = (TASK, TRAJECTORY, POLICY, RECEIPT, CONTROL)
+CLAIM = Claim(size=2_000_000, sha256="0f" * 32)
+RECORDS: tuple[WireRecord, ...] = (TASK, TRAJECTORY, POLICY, RECEIPT, CONTROL, CLAIM)
 GOLDEN = {
     "Task": (
         "003e6f91360c7461736b2d370a67756573730908666666666666e63f8001cdccccccccccec3f500c02020a72616e67650a31"
@@ -139,6 +141,10 @@ GOLDEN = {
         "617465000000040c7461736b2d370c7461736b2d3800000000000000c0bf02046b6c000000000000e03f0080a0abfef962"
     ),
     "Control": ("000de94441020c7461736b2d37147375706572736564656480a0abfef962"),
+    "Claim": (
+        "0076007ac88092f40180013066306630663066306630663066306630663066306630663066306630663066306630663066"
+        "3066306630663066306630663066306630663066306630663066"
+    ),
 }
 EMPTY = Trajectory(trajectory_id="t/0/0", group_id="t", group_size=4, sample_index=0, environment="e")
 

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollstream.schemas import (
+    Claim,
     Command,
     Consumed,
     Control,
@@ -58,6 +59,7 @@ RECORDS: tuple[WireRecord, ...] = (
         loss=0.5,
     ),
     Control(command=Command.PAUSE, target="e"),
+    Claim(size=2_000_000, sha256="0f" * 32),
 )
 OUTCOMES = {
     *("decoded", "malformed", "trailing-bytes", "bad-framing", "unknown-schema", "bad-int", "bad-float", "bad-id"),

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollstream.schemas import (
+    Claim,
     Command,
     Consumed,
     Control,
@@ -54,6 +55,7 @@ POLICY = PolicyUpdate(run="r", version=4, incarnation="i", step=3, manifest="m",
 PART = Consumed(topic="x", partition=0, trained=np.array([7, 9]), dropped={"stale": np.array([8])})
 RECEIPT = Receipt(run="r", incarnation="i", step=3, version=4, parent=3, consumed=(PART,), groups=("t",), loss=0.5)
 CONTROL = Control(command=Command.CANCEL, target="t")
+CLAIM = Claim(size=2_000_000, sha256="0f" * 32)
 
 
 def logprobs(*values: float) -> Floats:
@@ -114,6 +116,9 @@ BROKEN: list[tuple[WireRecord, dict[str, Any], str]] = [
     (RECEIPT, {"consumed": (replace(PART, trained=np.array([7, 8])),)}, "bad-offsets"),
     (RECEIPT, {"consumed": (replace(PART, dropped={"a": np.array([1]), "b": np.array([1])}),)}, "bad-offsets"),
     (CONTROL, {"target": ""}, "bad-id"),
+    (CLAIM, {"size": 0}, "bad-int"),
+    (CLAIM, {"sha256": "0F" * 32}, "bad-digest"),
+    (CLAIM, {"sha256": "../" * 21 + "a"}, "bad-digest"),
 ]
 """Record, what is wrong with it, reason: Avro can carry each of these."""
 
@@ -158,6 +163,9 @@ UNWRITABLE: list[tuple[WireRecord, dict[str, Any], str]] = [
     (TASK, {"payload": {"a": None}}, "bad-text"),
     (TASK, {"traceparent": 7}, "bad-text"),
     (POLICY, {"published_ms": 2**70}, "bad-int"),
+    (CLAIM, {"size": 2**63}, "bad-int"),
+    (CLAIM, {"size": 1.5}, "bad-int"),
+    (CLAIM, {"sha256": None}, "bad-text"),
     (RECEIPT, {"consumed": (replace(PART, trained=np.array([7, 9], np.int32)),)}, "bad-column"),
     (RECEIPT, {"consumed": ("x",)}, "bad-type"),
     (RECEIPT, {"groups": "t"}, "bad-type"),
