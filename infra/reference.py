@@ -71,6 +71,7 @@ def _row(name: str, field: FieldInfo) -> str:
 def _default(name: str, field: FieldInfo) -> str:
     value = field.default
     plain = list(cast(tuple[object, ...], value)) if isinstance(value, tuple) else value
+    plain = str(plain) if isinstance(plain, Path) else plain
     return "" if plain is None or plain == {} else f"`{spell_value(name, plain)}`"
 
 

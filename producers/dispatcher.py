@@ -17,14 +17,17 @@ from dataclasses import dataclass, field
 from ..infra.deadletters import TOPIC
 from ..infra.log import Consumer, Log, Partition, Record, Writer, await_position
 from ..infra.scan import scan
+from ..infra.schemabook import open_schemas
 from ..infra.topics import Names
-from ..schemas import PolicyUpdate, Receipt, Sampling, Task, WireError, decode, encode
+from ..schemas import PolicyUpdate, Receipt, Sampling, SchemaAway, Schemas, Task, WireError, decode, encode
 from .slots import Slots
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
 """Seconds for the log to acknowledge a task."""
+RETRY = 1.0
+"""Seconds until a schema that nobody could tell is asked for again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +71,13 @@ class Dispatcher:
         *,
         max_staleness: int,
         groups_per_step: int,
+        schemas: Schemas | None = None,
     ) -> None:
         """`sources`: by their environments. Raises `ValueError` for one under another name."""
         if wrong := [name for name, source in sources.items() if source.environment != name]:
             raise ValueError(f"expected each source under the name of its environment, found others under {wrong}")
         self._log, self._names, self._run, self._sources = log, names, run, dict(sources)
+        self._schemas = schemas or open_schemas(log, names)
         ratios = {name: source.ratio for name, source in sources.items()}
         self.slots = Slots(max_staleness=max_staleness, groups_per_step=groups_per_step, ratios=ratios)
         self._next = dict.fromkeys(sources, 0)
@@ -105,14 +110,14 @@ class Dispatcher:
         task = self._sources[environment].task(self._run, self._next[environment])
         self._next[environment] += 1
         self.slots.take(environment, task.task_id)
-        future = writer.append(self._names.tasks, encode(task), key=task.task_id.encode())
+        future = writer.append(self._names.tasks, encode(task, schemas=self._schemas), key=task.task_id.encode())
         await_position(future, PATIENCE, f"task {task.task_id}")
         return task
 
     def _replay(self) -> None:
         """Find the tasks of this run already in the log: they hold slots until a receipt names them."""
         for record in scan(self._log, self._log.partitions(self._names.tasks)):
-            task = _decoded(record)
+            task = self._decoded(record)
             if not isinstance(task, Task) or (number := self._number(task)) is None:
                 continue
             if task.environment in self._next:
@@ -150,7 +155,7 @@ class Dispatcher:
             and record.headers.get(TOPIC) != self._names.tasks.encode()
         ):
             return
-        value = _decoded(record)
+        value = self._decoded(record)
         if isinstance(value, Receipt) and value.run == self._run:
             self.slots.settle(value.groups, value.version)
         elif isinstance(value, PolicyUpdate) and value.run == self._run:
@@ -158,17 +163,23 @@ class Dispatcher:
         elif isinstance(value, Task):
             self.slots.release(value.task_id)
 
+    def _decoded(self, record: Record) -> object:
+        """The value, or None for what cannot be read: trainer and workers report it, here it only holds no slot.
+
+        A schema that nobody can tell now is waited for, until the dispatcher is stopped.
+        """
+        while record.value is not None:
+            try:
+                return decode(record.value, schemas=self._schemas)
+            except WireError as error:
+                logger.warning("%s cannot be read: %s", record.position, error)
+                return None
+            except SchemaAway as away:
+                logger.warning("%s has to wait: %s", record.position, away)
+                if self._stop.wait(RETRY):
+                    return None
+        return None
+
 
 def _task_id(run: str, environment: str, number: int) -> str:
     return f"{run}.{environment}.{number:08d}"
-
-
-def _decoded(record: Record) -> object:
-    """The value, or None for what cannot be read: the trainer and the workers report it, here it only holds no slot."""
-    if record.value is None:
-        return None
-    try:
-        return decode(record.value)
-    except WireError as error:
-        logger.warning("%s cannot be read: %s", record.position, error)
-        return None

@@ -7,7 +7,8 @@ from functools import partial
 
 from ..infra.log import Log, Record
 from ..infra.topics import Names
-from ..schemas import Command, Control, Task, WireError, decode_as
+from ..schemas import Command, Control, Schemas, Task, WireError, decode_as
+from .learning import learn_schema
 from .polling import Poller, open_end
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,8 @@ REMEMBERED = 10_000
 class Orders:
     """The orders in force: those given since the worker began to follow. For one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Schemas) -> None:
+        self._schemas = schemas
         self._paused: set[str] = set()
         self._cancelled: dict[str, Control] = {}
         self.following = asyncio.Event()
@@ -46,6 +48,8 @@ class Orders:
             self.following.set()
             while True:
                 records = await poller.poll(100, 0.5)
+                for record in records:
+                    await learn_schema(self._schemas, record.value or b"")
                 if sum(self.obey(record) for record in records):
                     changed()
 
@@ -54,7 +58,7 @@ class Orders:
         if record.value is None:
             return False
         try:
-            control = decode_as(Control, record.value)
+            control = decode_as(Control, record.value, schemas=self._schemas)
         except WireError as error:
             logger.warning("%s is no control record: %s", record.position, error)
             return False

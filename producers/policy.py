@@ -17,10 +17,12 @@ from pathlib import Path
 
 from ..infra.checkpoints import WEIGHTS, CheckpointError, Checkpoints, manifest_digest
 from ..infra.log import Log, Record
+from ..infra.schemabook import open_schemas
 from ..infra.store import StoreError
 from ..infra.topics import Names
-from ..schemas import PolicyUpdate, RollstreamError, WireError, decode_as
+from ..schemas import PolicyUpdate, RollstreamError, Schemas, WireError, decode_as
 from .engine import Engine, EngineLost
+from .learning import learn_schema
 from .polling import Poller, open_end
 
 logger = logging.getLogger(__name__)
@@ -41,9 +43,18 @@ class Policy:
 class PolicyFollower:
     """Keeps an engine at the newest published policy of one run. For one event loop."""
 
-    def __init__(self, log: Log, names: Names, run: str, checkpoints: Checkpoints, scratch: Path) -> None:
+    def __init__(
+        self,
+        log: Log,
+        names: Names,
+        run: str,
+        checkpoints: Checkpoints,
+        scratch: Path,
+        schemas: Schemas | None = None,
+    ) -> None:
         """`scratch`: a folder of its own; the policies lie there, and only the one being served is kept."""
         self._log, self._names, self._run = log, names, run
+        self._schemas = schemas or open_schemas(log, names)
         self._checkpoints, self._scratch = checkpoints, scratch
         self._digest = ""
         """Of the manifest of the newest policy heard of."""
@@ -105,6 +116,7 @@ class PolicyFollower:
             self.following.set()
             while True:
                 for record in await poller.poll(1000, 0.5):
+                    await learn_schema(self._schemas, record.value or b"")
                     if (update := self._parse(record)) is not None:
                         self._hear(update.version, update.digest)
 
@@ -127,7 +139,7 @@ class PolicyFollower:
         if record.value is None:
             return None
         try:
-            update = decode_as(PolicyUpdate, record.value)
+            update = decode_as(PolicyUpdate, record.value, schemas=self._schemas)
         except WireError as error:
             logger.warning("%s is no policy update: %s", record.position, error)
             return None

@@ -6,8 +6,9 @@
          +------ commit, only below the first task that is not wholly acknowledged <----------+
 
 A worker that dies gives back what it did not finish: its uncommitted tasks go to another one. So does one whose engine
-is lost: it ends, where it could only fail task after task. Tasks whose partition moved away in a rebalance are ended
-without a record. Samples acknowledged before are recognised by their ids.
+is lost: it ends, where it could only fail task after task. Tasks whose partition moved away in a rebalance are ended;
+only those of their episodes that were over by then leave a record. Samples acknowledged before are recognised by their
+ids. Cut off from the log a worker plays on, and what it finished waits on its disk (spill.py).
 """
 
 import asyncio
@@ -15,22 +16,28 @@ import logging
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import cast
 
+from ..infra.claims import Claims
 from ..infra.deadletters import DeadLetters
 from ..infra.log import Log, LogError, Partition, Position, Record, RecordTooLarge, UnknownTopic
+from ..infra.schemabook import open_schemas
+from ..infra.store import StoreError
 from ..infra.topics import Names
-from ..schemas import Task, WireError, decode_as
+from ..schemas import Schemas, Task, WireError, decode_as, framed_id, trajectory_id
 from .delivery import Delivery
 from .engine import Engine, EngineLost
 from .environment import EnvironmentFactory
 from .episode import Rendering, run_episode
 from .intake import Intake
+from .learning import learn_schema
 from .limits import Abort, Gates, Limits
 from .making import make_environment
 from .orders import Orders
 from .places import Place, Places
 from .policy import PolicyFollower
+from .spill import Spill
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +61,10 @@ class WorkerSettings:
     """Stage ("init", "step", "generate") -> calls at once; 0 or absent for any number. Waiting is not charged."""
     max_lag: int | None = None
     """Begin no task while the engine is more than so many versions behind the newest policy; None never waits."""
+    spill: Path | None = None
+    """Folder for finished episodes that the log does not take just now; None keeps them in memory."""
+    spill_bytes: int = 1 << 30
+    """Most bytes on the disk; 0 keeps none there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,12 +96,18 @@ class Worker:
         renderer: Rendering,
         policy: PolicyFollower,
         settings: WorkerSettings,
+        schemas: Schemas | None = None,
+        claims: Claims | None = None,
     ) -> None:
+        """`claims`: where bodies go that exceed their topic's limit; without it their samples are FAILED."""
+        self._claims = claims
         self._log, self._names, self._settings = log, names, settings
         self._environments, self._engine, self._renderer, self._policy = environments, engine, renderer, policy
         self._places = Places(settings.concurrency, environments)
         self._gates = Gates(**{stage: asyncio.Semaphore(size) for stage, size in settings.pools.items() if size})
-        self._orders = Orders()
+        self._schemas = schemas or open_schemas(log, names)
+        self._orders = Orders(self._schemas)
+        self._learners: set[asyncio.Task[None]] = set()
         self._open: dict[tuple[str, int], _Open] = {}
         self._numbers = count()
         self._stop = asyncio.Event()
@@ -102,16 +119,19 @@ class Worker:
         self._stop.set()
 
     async def run(self) -> None:
-        """Raises `LogError` when the log refuses what it must take, `EngineLost` when the engine is of no more use.
+        """Raises `LogError` or `StoreError` when log or store refuse what they must take, `EngineLost` when the engine
+        is of no more use, `SpillError` for a folder of no use.
 
         Tasks that are not finished are given back in any case.
         """
+        spill = await asyncio.to_thread(self._open_spill)
         writer, letters = self._log.writer(), DeadLetters(self._log, self._names)
-        delivery = Delivery(writer, self._names)
+        delivery = Delivery(writer, self._names, schemas=self._schemas, claims=self._claims, spill=spill)
         self.counts = delivery.counts
         try:
             async with asyncio.TaskGroup() as parts:
                 followers = [
+                    parts.create_task(delivery.recover()),
                     parts.create_task(self._policy.follow(self._engine, self._refresh)),
                     parts.create_task(self._orders.follow(self._log, self._names, self._refresh)),
                 ]
@@ -126,7 +146,11 @@ class Worker:
             try:
                 await asyncio.to_thread(letters.close)
             finally:
-                await asyncio.to_thread(writer.close)
+                await delivery.close()
+
+    def _open_spill(self) -> Spill | None:
+        folder, limit = self._settings.spill, self._settings.spill_bytes
+        return Spill(folder, limit=limit) if folder is not None and limit else None
 
     async def _serve(self, shift: "_Shift") -> None:
         # Whoever cancels a group, or pauses an environment, may count on every worker that has tasks.
@@ -140,6 +164,8 @@ class Worker:
                     for partition in intake.moved():
                         self._abandon(partition)
             finally:
+                for learner in self._learners:
+                    learner.cancel()
                 for opened in list(self._open.values()):
                     self._end(opened)
             await shift.wait()
@@ -149,8 +175,21 @@ class Worker:
             logger.warning("%s is a tombstone; skipped", record.position)
             intake.finish([record.position])
             return
+        number = framed_id(record.value)
+        if number is None or self._schemas.settled(number):
+            self._admit(record, record.value, shift, intake)
+        else:
+            self._learners.add(learner := shift.start(self._learn(record, record.value, shift, intake)))
+            learner.add_done_callback(self._learners.discard)
+
+    async def _learn(self, record: Record, value: bytes, shift: "_Shift", intake: Intake) -> None:
+        """Begin a task of another release once its schema is known, while others go on."""
+        await learn_schema(self._schemas, value)
+        self._admit(record, value, shift, intake)
+
+    def _admit(self, record: Record, value: bytes, shift: "_Shift", intake: Intake) -> None:
         try:
-            task = decode_as(Task, record.value)
+            task = decode_as(Task, value, schemas=self._schemas)
             self._check(task)
         except WireError as error:
             shift.start(self._bury(record, error.reason, error, shift, intake))
@@ -177,7 +216,8 @@ class Worker:
             await self._play_group(opened, shift)
         except ExceptionGroup as errors:
             error = _find(errors) or errors.exceptions[0]
-            if isinstance(error, LogError | EngineLost) and not isinstance(error, UnknownTopic | RecordTooLarge):
+            own = isinstance(error, UnknownTopic | RecordTooLarge)
+            if isinstance(error, LogError | StoreError | EngineLost) and not own:
                 raise error from errors
             # This task's fault, and no reason to end the others.
             reason = "unknown-topic" if isinstance(error, UnknownTopic) else "not-playable"
@@ -201,7 +241,10 @@ class Worker:
         if (reason := self._orders.cancelled(task)) is not None:
             abort.request(reason)
         opened.aborts.append(abort)
-        trajectory = await run_episode(
+        name = trajectory_id(task.task_id, index, task.attempt)
+        # These three lines are a worker's journal: what it had under way, should it be killed.
+        logger.debug("sample %s begins", name)
+        playing = run_episode(
             task,
             index,
             make_environment(self._environments, task.environment),
@@ -211,9 +254,12 @@ class Worker:
             gates=self._gates,
             abort=abort,
         )
+        # The place is free once the record is in the writer's buffer or on the disk: where neither takes it the
+        # episodes stop. No name for the trajectory: what waits on the disk must not be in memory, too.
+        delivered = shift.delivery.deliver(await playing, task.traceparent, appended=place.leave)
         opened.aborts.remove(abort)
-        # The place is free once the record is in the writer's buffer: a log that stands still stops the episodes.
-        await shift.delivery.deliver(trajectory, task.traceparent, appended=place.leave)
+        logger.debug("sample %s is played", name)
+        logger.debug("sample %s is acknowledged at %s", name, await delivered)
 
     def _may_play(self, opened: _Open) -> bool:
         """Hold a task back while its environment is paused, or the engine's policy lags too far behind."""
@@ -279,9 +325,9 @@ class _Shift:
             await asyncio.wait(self._runners)
 
 
-def _find(errors: BaseException) -> EngineLost | LogError | None:
-    """That the engine is lost, or else the first refusal of the log, in a group of errors."""
-    found = [error for error in _flatten(errors) if isinstance(error, EngineLost | LogError)]
+def _find(errors: BaseException) -> EngineLost | LogError | StoreError | None:
+    """That the engine is lost, or else the first refusal of log or store, in a group of errors."""
+    found = [error for error in _flatten(errors) if isinstance(error, EngineLost | LogError | StoreError)]
     return next((error for error in found if isinstance(error, EngineLost)), found[0] if found else None)
 
 

@@ -16,11 +16,12 @@ import pytest
 from numpy.typing import NDArray
 
 from rollstream.infra.checkpoints import Checkpoints, manifest_digest
+from rollstream.infra.claims import Claims, read_trajectory
 from rollstream.infra.deadletters import OFFSET, REASON
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Log, LogError, Record, UnknownTopic
 from rollstream.infra.memory import MemoryLog
-from rollstream.infra.store import MemoryStore
+from rollstream.infra.store import MemoryStore, StoreError
 from rollstream.infra.topics import Names, apply, declared, plan
 from rollstream.producers import Limits, PolicyFollower, Worker, WorkerSettings
 from rollstream.producers.engine import Completion, Engine, EngineLost
@@ -186,14 +187,25 @@ class Desk:
         self.write(self.names.policy, [(b"run", encode(update))])
 
     def worker(
-        self, settings: WorkerSettings | None = None, engine: Engine | None = None, **games: Callable[[], Game]
+        self,
+        settings: WorkerSettings | None = None,
+        engine: Engine | None = None,
+        claims: Claims | None = None,
+        **games: Callable[[], Game],
     ) -> Worker:
         scratch = self.scratch / str(len(self.followers))
         follower = PolicyFollower(self.log, self.names, "run", self.checkpoints, scratch)
         self.followers.append(follower)
         settings = settings or WorkerSettings(concurrency=8)
         return Worker(
-            self.log, self.names, games or {"game": Game}, engine or self.engine, Letters(), follower, settings
+            self.log,
+            self.names,
+            games or {"game": Game},
+            engine or self.engine,
+            Letters(),
+            follower,
+            settings,
+            claims=claims,
         )
 
     async def read(self, topic: str, count: int) -> list[Record]:
@@ -354,6 +366,35 @@ async def test_a_record_over_the_limit_becomes_a_failed_one_and_its_group_is_com
     assert [played[index].cause for index in range(3)] == ["oversize", None, None]
     assert played[0].status is Status.FAILED
     assert not played[0].tokens.size
+
+
+async def test_a_record_over_the_limit_travels_as_a_claim_where_there_is_a_store(desk: Desk) -> None:
+    store = MemoryStore()
+    claims = Claims(lambda: store, desk.names)
+    games = iter([Game(words="w" * 2_000_000), Game(), Game()])
+    desk.ask(task("group", size=3), partition=0)
+    async with working(desk.worker(claims=claims, game=lambda: next(games))):
+        records = await desk.read(desk.names.trajectories("game"), 3)
+        await until(lambda: desk.committed().get(0) == 1)
+    played = sorted((read_trajectory(r.value or b"", claims) for r in records), key=lambda t: t.sample_index)
+    assert [len(t.turns[0].text or "") for t in played] == [2_000_000, 5, 5]
+    assert {t.status for t in played} == {Status.COMPLETED}
+    assert len(store.list("")) == 1
+
+
+async def test_a_store_that_refuses_for_good_ends_the_worker_and_gives_its_tasks_back(quiet: Desk) -> None:
+    class Closed(MemoryStore):
+        def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
+            raise StoreError("wrong credentials")
+
+    quiet.ask(task("group", size=2))
+    settings = WorkerSettings(concurrency=8, spill=quiet.scratch / "spill")
+    worker = quiet.worker(settings, claims=Claims(Closed, quiet.names), game=lambda: Game(words="w" * 2_000_000))
+    with pytest.raises(StoreError, match="wrong credentials"):
+        async with asyncio.timeout(PATIENCE):
+            await worker.run()
+    assert set(quiet.committed().values()) <= {0}
+    assert len(list((quiet.scratch / "spill").rglob("*.record"))) == 2, "what was finished waits for the next worker"
 
 
 async def test_tasks_that_no_worker_can_serve_are_dead_letters(quiet: Desk) -> None:

@@ -96,6 +96,8 @@ def write_config(plan: Plan, endpoints: Endpoints, folder: Path) -> Path:
             "device": plan.device,
             "model": str(folder / "model"),
             "concurrency": plan.concurrency,
+            # Gone with the demo: its ids come again in the next one.
+            "spill": str(folder / "spill"),
         },
         "trainer": {"model": str(folder / "model"), "device": plan.device, "seed": plan.seed, **plan.online},
     }

@@ -50,7 +50,7 @@ async def _fill(here: Context, game: str, episodes: int) -> None:
     todo = iter([n for n in range(episodes) if _task(here.run, game, n).task_id not in there])
     began = time.monotonic()
     with here.log.writer() as writer:
-        delivery = Delivery(writer, here.names)
+        delivery = Delivery(writer, here.names, schemas=here.role_schemas, claims=here.claims)
 
         async def player() -> None:
             for number in todo:
