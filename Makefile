@@ -7,7 +7,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --n
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo demo-llm test slow lint format bench clean
+.PHONY: help demo demo-llm test slow lint format bench chaos clean
 help:
 	@grep -hE '^# make' $(MAKEFILE_LIST); grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 14
 
@@ -57,6 +57,11 @@ bench: $(VENV)/.demo  ## the figures: codec and log path, as ratios against base
 	$(VENV)/bin/python bench/codec.py
 	$(VENV)/bin/python bench/log.py
 	$(VENV)/bin/python bench/engine.py --engine transformers
+
+chaos: $(VENV)/.demo  ## 50 kills -9 of everything on the embedded stack, and on Apache Kafka where KAFKA_HOME is set
+	$(VENV)/bin/python bench/chaos.py --kills 50 --seed 1
+	@if [ -n "$$KAFKA_HOME" ]; then $(VENV)/bin/python bench/chaos.py --kills 50 --seed 1 --broker kafka; \
+	else echo "Apache Kafka left out: KAFKA_HOME is not set"; fi
 
 clean:  ## remove the virtual environment and everything generated
 	rm -rf $(VENV) .rollstream demo-report bench-out build dist *.egg-info

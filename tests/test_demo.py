@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollstream.app.demo.crew import Crew, Death
+from rollstream.app.crew import Crew, Death
 from rollstream.app.demo.plan import Plan
 from rollstream.app.demo.show import run_demo
 from rollstream.app.demo.state import State, begin_demo, resume_demo

@@ -16,9 +16,9 @@ from typing import Any
 from ...infra.config import Config
 from ...infra.stack import Endpoints, LocalStack
 from ..context import Context
+from ..crew import Crew
 from ..monitor import RunMonitor
 from ..topics import apply_topics
-from .crew import Crew
 from .models import make_model
 from .plan import overrides, write_config
 from .report import Report, write_report

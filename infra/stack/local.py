@@ -121,11 +121,23 @@ class LocalStack:
 
     def restart(self, component: str, progress: Progress = ignore_progress) -> None:
         """Start one server again, on the same data and port, and wait until it serves; ended first if it lives."""
+        self.launch(component)
+        self.await_answer(component, progress)
+
+    def launch(self, component: str) -> None:
+        """As `restart`, without waiting."""
         child = self._running_state(component).children[component]
         end_children([child])
         self._reap(component)
         self._launch(self._components[component])
-        self._await(component, progress)
+
+    def await_answer(self, component: str, progress: Progress = ignore_progress) -> None:
+        """Wait until a server that was launched serves; any thread may. Raises `StackError` where it ends instead."""
+        await_answer(self._components[component], self._running_state(component).children[component], progress)
+
+    def alive(self, component: str) -> bool:
+        """Does the process of this server live?"""
+        return self._running_state(component).children[component].alive
 
     # ------------------------------------------------------------------ start and end
 
@@ -139,13 +151,13 @@ class LocalStack:
         store, brokers = components[0], components[1:]
         progress(f"{STORE}: starting on port {store.port}")
         self._launch(store)
-        self._await(store.name, progress)
+        self.await_answer(store.name, progress)
         create_buckets(plan)
         for broker in brokers:
             progress(f"{broker.name}: starting on port {broker.port}")
             self._launch(broker)
         for broker in brokers:
-            self._await(broker.name, progress)
+            self.await_answer(broker.name, progress)
         await_cluster(brokers, plan.cluster)
         endpoints = plan_endpoints(plan, self._broker)
         write_private(self._directory / ENDPOINTS_FILE, endpoints.to_toml())
@@ -163,9 +175,6 @@ class LocalStack:
         self._guards[component.name] = guard
         self._state = self._running_state(component.name).with_child(component.name, child)
         self._state.save(self._directory)
-
-    def _await(self, component: str, progress: Progress) -> None:
-        await_answer(self._components[component], self._running_state(component).children[component], progress)
 
     def _running_state(self, component: str) -> State:
         if component not in self.components:

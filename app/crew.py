@@ -1,7 +1,8 @@
-"""The demo's processes: each under a guard, so that none outlives the demo; those that die are started again.
+"""Roles of a run as child processes: each under a guard, so that none outlives its owner; those that die start again.
 
 start --> running --exit 0--> done
              |----other-----> waiting --> started again; given up after a few short lives in a row
+             |----kill------> waiting --> started again, as often as it is asked for
              |----stop------> SIGTERM, a grace, SIGKILL
 """
 
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ...infra.stack import StackError
-from ...infra.stack.children import Guard, end_children, launch_child, quote_log
-from ...infra.stack.component import Component
-from ...infra.stack.state import Child
+from ..infra.stack import StackError
+from ..infra.stack.children import Guard, end_children, kill_child, launch_child, quote_log
+from ..infra.stack.component import Component
+from ..infra.stack.state import Child
 
 SHORT_LIFE = 15.0
 """Seconds within which a death counts as another failed start."""
@@ -59,6 +60,8 @@ class _Member:
     """Short lives in a row."""
     again_at: float | None = None
     """When it is started again; None while it runs."""
+    killed: bool = False
+    """By `kill`, and not started again yet."""
     done: bool = False
 
 
@@ -78,6 +81,24 @@ class Crew:
     def pid(self, name: str) -> int:
         """Of the process itself, not of its guard."""
         return self._members[name].child.server.pid
+
+    def alive(self, name: str) -> bool:
+        """Does its process live?"""
+        member = self._members[name]
+        return not member.done and member.again_at is None and member.child.alive
+
+    def age(self, name: str) -> float:
+        """Seconds since it was started, or started again."""
+        return time.monotonic() - self._members[name].born
+
+    def kill(self, name: str) -> None:
+        """Kill -9 this one, as a crash would, and wait until it is gone. That is no failed start, however young it is.
+
+        Raises `StackError` where it does not end.
+        """
+        member = self._members[name]
+        member.killed = True
+        kill_child(member.child)
 
     def start(self, name: str, *arguments: str) -> None:
         """Run `rollstream ARGUMENTS` under this name."""
@@ -122,16 +143,22 @@ class Crew:
         if status == 0:
             member.done = True
             return None
-        member.failures = member.failures + 1 if time.monotonic() - member.born < SHORT_LIFE else 1
+        member.failures = _count_failures(member)
         if member.failures > self._most:
             raise StackError(f"{name} died {member.failures} times in a row; {quote_log(member.component.log)}")
-        member.again_at = time.monotonic() + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (member.failures - 1))
+        member.again_at = time.monotonic() + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** max(0, member.failures - 1))
         return Death(name, status, last_words(member.component.log))
+
+
+def _count_failures(member: _Member) -> int:
+    if member.killed:
+        return member.failures
+    return member.failures + 1 if time.monotonic() - member.born < SHORT_LIFE else 1
 
 
 def _start_again(member: _Member) -> None:
     member.child, member.guard = launch_child(member.component, owned=True)
-    member.born, member.again_at = time.monotonic(), None
+    member.born, member.again_at, member.killed = time.monotonic(), None, False
     member.restarts += 1
 
 
