@@ -71,6 +71,11 @@ class Checkpoints:
         self._pointer = LatestPointer(store, run)
         self._last: Manifest | None = None
 
+    @property
+    def store(self) -> ObjectStore:
+        """Where they lie."""
+        return self._store
+
     def manifest_key(self, version: int) -> str:
         return f"{self._prefix}{version}/manifest.json"
 
@@ -81,6 +86,10 @@ class Checkpoints:
     def claim(self, incarnation: str) -> Pointer:
         """Take the run over: an older trainer is fenced at its next publish. Returns where the run stands."""
         return self._pointer.claim(incarnation)
+
+    def check(self, incarnation: str) -> None:
+        """Does this trainer still have the run? One small request. Raises `Fenced`, `StoreError`."""
+        self._pointer.check(incarnation)
 
     def publish(
         self,

@@ -1,6 +1,19 @@
-"""Where records go that nobody here can use: the original bytes untouched, headers that tell what, where and why."""
+"""Where records go that nobody here can use: the original bytes untouched, headers that tell what, where and why.
 
-from .log import Log, Record, Writer, await_position
+    a bad record --DeadLetters.send--> <namespace>.dead-letter --read_letters--> people: `rollstream dlq`
+                                          |      ^
+                     after a fix: replay (replay.py), and a mark that says so
+
+One record may lie there more than once: each consumer group sends what it cannot read, and one that restarts sends it
+again. All its letters name the same position of origin, and a mark holds for all of them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .log import Headers, Log, Partition, Position, Record, Writer, await_position
+from .scan import scan
 from .topics import Names
 
 TOPIC, PARTITION, OFFSET, REASON, ERROR = (
@@ -10,6 +23,13 @@ TOPIC, PARTITION, OFFSET, REASON, ERROR = (
     "rollstream-reason",
     "rollstream-error",
 )
+REPLAYED_FROM = "rollstream-replayed-from"
+"""On a record that was replayed: the position of its letter."""
+REPLAYED, REPLAYED_TO = "rollstream-replayed", "rollstream-replayed-to"
+"""On a mark, which has no value: the origin of the letters that it holds for, and where their record lies now."""
+
+OWN = frozenset((TOPIC, PARTITION, OFFSET, REASON, ERROR))
+"""Headers that a letter has beside those of the original record."""
 
 
 class DeadLetters:
@@ -38,3 +58,72 @@ class DeadLetters:
 
     def close(self) -> None:
         self._writer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """One dead letter, as read."""
+
+    position: Position
+    """Where it lies itself."""
+    origin: Position | None
+    """Where the record lay; None where the headers do not tell, as of a letter that somebody else wrote."""
+    reason: str
+    error: str
+    time_ms: int
+    """When it was sent, milliseconds since the epoch."""
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = field(default_factory=dict[str, bytes])
+    """Those of the original record."""
+    replayed: str = ""
+    """Where the record lies since it was replayed; empty where it was not."""
+
+    @property
+    def identity(self) -> str:
+        """The same for all letters of one record."""
+        return str(self.origin or self.position)
+
+
+def read_letters(log: Log, names: Names) -> Iterator[Letter]:
+    """Every dead letter there now, oldest first in each partition. Raises `LogError`."""
+    partitions = log.partitions(names.dead_letter)
+    bounds = log.bounds(partitions)
+    start, stop = {p: first for p, (first, _) in bounds.items()}, {p: end for p, (_, end) in bounds.items()}
+    # A mark comes after its letters, so they are known only once all was read.
+    marks = dict(mark for record in scan(log, start, stop=stop) if (mark := _mark(record)))
+    for record in scan(log, start, stop=stop):
+        if _mark(record) is None:
+            yield _letter(record, marks)
+
+
+def parse_position(text: str) -> Position | None:
+    """What `str(Position)` wrote; None for anything else."""
+    match = re.fullmatch(r"(.+)\[(\d{1,9})\]@(\d{1,18})", text)
+    return Position(Partition(match[1], int(match[2])), int(match[3])) if match else None
+
+
+def _mark(record: Record) -> tuple[str, str] | None:
+    if record.value is not None or REPLAYED not in record.headers:
+        return None
+    return _text(record.headers, REPLAYED), _text(record.headers, REPLAYED_TO)
+
+
+def _letter(record: Record, marks: Mapping[str, str]) -> Letter:
+    told = {name: _text(record.headers, name) for name in OWN}
+    origin = parse_position(f"{told[TOPIC]}[{told[PARTITION]}]@{told[OFFSET]}")
+    return Letter(
+        position=record.position,
+        origin=origin,
+        reason=told[REASON] or "unknown",
+        error=told[ERROR],
+        time_ms=record.timestamp_ms,
+        key=record.key,
+        value=record.value,
+        headers={name: value for name, value in record.headers.items() if name not in OWN},
+        replayed=marks.get(str(origin or record.position), ""),
+    )
+
+
+def _text(headers: Headers, name: str) -> str:
+    return headers.get(name, b"").decode("utf-8", "replace")

@@ -74,6 +74,12 @@ class LatestPointer:
         self._judge(pointer, incarnation, version)
         return pointer
 
+    def check(self, incarnation: str) -> None:
+        """Does this trainer still have the run? Raises `Fenced`."""
+        pointer, _ = self._read()
+        if pointer is not None and pointer.incarnation != incarnation:
+            raise self._fenced(pointer, incarnation, "nothing that it does from here on is published")
+
     def advance(self, manifest: Manifest) -> None:
         """Move to this checkpoint. Idempotent. Raises `Fenced`, or `CheckpointError` for a step back."""
         digest = manifest_digest(manifest)
@@ -99,19 +105,22 @@ class LatestPointer:
         if pointer is None:
             return
         if pointer.incarnation != incarnation:
-            raise Fenced(
-                f"run {self._run}: trainer {pointer.incarnation} took the run at {moment(pointer.claimed_ms)}, now at "
-                f"policy {pointer.version}; trainer {incarnation} is fenced, its policy {version} was not published. "
-                f"Stop this one, or start it anew to take the run back",
-                incarnation=pointer.incarnation,
-                version=pointer.version,
-                at_ms=pointer.claimed_ms,
-            )
+            raise self._fenced(pointer, incarnation, f"its policy {version} was not published")
         if version < pointer.version:
             raise CheckpointError(
                 f"run {self._run}: expected a policy version above {pointer.version}, found {version}; next_version() "
                 f"has the next"
             )
+
+    def _fenced(self, pointer: Pointer, incarnation: str, loss: str) -> Fenced:
+        return Fenced(
+            f"run {self._run}: trainer {pointer.incarnation} took the run at {moment(pointer.claimed_ms)}, now at "
+            f"policy {pointer.version}; trainer {incarnation} is fenced, {loss}. "
+            f"Stop this one, or start it anew to take the run back",
+            incarnation=pointer.incarnation,
+            version=pointer.version,
+            at_ms=pointer.claimed_ms,
+        )
 
     def _read(self) -> tuple[Pointer | None, str | None]:
         try:

@@ -20,10 +20,11 @@ PASSING = frozenset(
         ),
         *("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "NETWORK_EXCEPTION", "REQUEST_TIMED_OUT"),
         *("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "NOT_CONTROLLER"),
-        *("REBALANCE_IN_PROGRESS", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND"),
+        *("REBALANCE_IN_PROGRESS", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "UNKNOWN"),
     }
 )
-"""Conditions of the cluster or the network that pass; `_NOENT` is "no leaders found" just after a reconnect."""
+"""Conditions of the cluster or the network that pass; `_NOENT` is "no leaders found" just after a reconnect, `UNKNOWN`
+what Tansu answers while its object store is away."""
 
 
 def code_of(error: KafkaException) -> KafkaError:

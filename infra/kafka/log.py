@@ -131,7 +131,10 @@ class KafkaLog:
 
     def _consumer(self, own: Mapping[str, str]) -> Consumer:
         """A consumer; the client wants a group even of one outside of any: its own, that it never joins."""
-        settings = assemble("consumer", self._bootstrap, self._settings)
+        # With KIP-848 the successor of a static member that was killed is refused until that one's session has run out,
+        # 45 s by default; the classic protocol gives it the partitions at once.
+        wanted = {**self._settings, "group.protocol": "classic"} if "group.instance.id" in own else self._settings
+        settings = assemble("consumer", self._bootstrap, wanted)
         return self._open(_consumer, {"group.id": f"rollstream-{uuid.uuid4()}", **settings, **own})
 
     def _open(self, client: Callable[[dict[str, str]], T], settings: dict[str, str]) -> T:

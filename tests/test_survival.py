@@ -1,0 +1,297 @@
+"""The trainer lives on: brokers that restart or die, a store that is away, long steps, partitions that come and go.
+
+Whatever happens, the audit finds nothing lost and nothing twice, and what was sent is trained.
+"""
+
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from rollstream.consumers import LearnerSettings, Place, Trainer, TrainerSettings
+from rollstream.consumers.audit import audit
+from rollstream.infra.checkpoints import Checkpoints, Fenced
+from rollstream.infra.kafka import KafkaLog
+from rollstream.infra.log import Log, OffsetExpired, Partition, Position
+from rollstream.infra.memory import MemoryLog
+from rollstream.infra.s3 import S3Store
+from rollstream.infra.stack import LocalStack, find_obstacle
+from rollstream.infra.stack.seaweed import STORE
+from rollstream.infra.store import MemoryStore, ObjectStore
+from rollstream.infra.topics import Names, declared
+from rollstream.schemas import Receipt, Trajectory, encode, trajectory_headers
+
+Episode = Callable[..., Trajectory]
+RUN = "run"
+SECONDS = 120.0
+GRPO = LearnerSettings(lr=1e-2, min_informative=0.0)
+
+
+@dataclass
+class Life:
+    """A run on a log and a store."""
+
+    log: Log
+    names: Names
+    model: Path
+    scratch: Path
+    store: ObjectStore = field(default_factory=MemoryStore)
+    on_step: Callable[[Receipt], None] = lambda _: None
+    _steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released with each step that is out."""
+
+    def __post_init__(self) -> None:
+        self.topic = self.names.trajectories("maze")
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.store, RUN)
+
+    def trainer(self, **settings: Any) -> Trainer:
+        chosen: dict[str, Any] = {"environments": {"maze": 1.0}, "learner": GRPO, "max_staleness": 100} | settings
+        scratch = self.scratch / uuid.uuid4().hex
+
+        def step(receipt: Receipt) -> None:
+            self._steps.release()
+            self.on_step(receipt)
+
+        return Trainer(
+            self.log, self.names, RUN, self.checkpoints, TrainerSettings(**chosen), scratch=scratch, on_step=step
+        )
+
+    @contextmanager
+    def training(self, **settings: Any) -> "Generator[Future[Place]]":
+        """A trainer at work, asked to stop at the end. What ended it is in the future."""
+        trainer = self.trainer(groups_per_step=1, **settings)
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(trainer.run, self.model)
+            try:
+                self.await_steps(1, future)
+                yield future
+            finally:
+                trainer.stop()
+        future.result(0)
+
+    def await_steps(self, count: int, trainer: "Future[Place] | None" = None) -> None:
+        """Until so many more steps are out. Raises what ended the trainer before."""
+        for _ in range(count):
+            left = SECONDS
+            while not self._steps.acquire(timeout=0.2):
+                left -= 0.2
+                if trainer is not None and trainer.done():
+                    trainer.result(0)
+                assert left > 0, "no step came"
+
+    def send(self, *trajectories: Trajectory, partition: int | None = None) -> list[Position]:
+        with self.log.writer() as writer:
+            futures = [
+                writer.append(
+                    self.topic, encode(t), key=t.group_id.encode(), headers=trajectory_headers(t), partition=partition
+                )
+                for t in trajectories
+            ]
+            return [future.result(SECONDS) for future in futures]
+
+    def verdict(self) -> dict[str, Any]:
+        verdict: dict[str, Any] = dict(audit(self.log, self.names, RUN, self.checkpoints).as_json())
+        assert (verdict["lost"], verdict["twice"]) == (0, 0), verdict
+        return verdict
+
+
+def pairs(episode: Episode, *groups: str) -> list[Trajectory]:
+    return [episode(group, index) for group in groups for index in (0, 1)]
+
+
+@pytest.fixture
+def life(log: Log, names: Names, policy_dir: Path, tmp_path: Path) -> Life:
+    return Life(log, names, policy_dir, tmp_path)
+
+
+@pytest.fixture
+def memory(policy_dir: Path, tmp_path: Path) -> Life:
+    log, names = MemoryLog(), Names("m")
+    for topic in declared("m", {"maze": 2}):
+        log.create(topic)
+    return Life(log, names, policy_dir, tmp_path)
+
+
+@pytest.fixture
+def brokers(request: pytest.FixtureRequest, backend: str) -> LocalStack:
+    """The servers of the log, to be restarted."""
+    stack = request.getfixturevalue(f"stack_{backend}")
+    assert isinstance(stack, LocalStack)
+    return stack
+
+
+ON_BROKERS = pytest.mark.parametrize("backend", ["tansu", "kafka"], indirect=True)
+ON_KAFKA = pytest.mark.parametrize("backend", ["kafka"], indirect=True)
+
+
+def restart(stack: LocalStack, component: str) -> "Callable[[Receipt], None]":
+    """Kill it when step 1 is out, and start it again while step 2 is under way."""
+
+    def on_step(receipt: Receipt) -> None:
+        if receipt.step == 1:
+            stack.kill(component)
+            threading.Timer(3.0, stack.restart, (component,)).start()
+
+    return on_step
+
+
+@ON_BROKERS
+def test_a_broker_that_restarts_costs_time(life: Life, brokers: LocalStack, episode: Episode) -> None:
+    life.on_step = restart(brokers, brokers.components[1])
+    with life.training() as trainer:
+        life.send(*pairs(episode, "a", "b", "c"))
+        life.await_steps(3, trainer)
+        life.send(*pairs(episode, "d", "e"))
+        life.await_steps(2, trainer)
+    assert life.verdict() | {"trained": 10, "pending": 0, "dropped": {}} == life.verdict()
+    assert life.checkpoints.versions() == [1, 2, 3, 4, 5, 6]
+
+
+@ON_KAFKA
+def test_a_store_that_is_away_costs_time(
+    life: Life, brokers: LocalStack, episode: Episode, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = brokers.endpoints
+    store = S3Store(
+        ends.bucket,
+        url=ends.s3_url,
+        access_key=ends.access_key,
+        secret_key=ends.secret_key,
+        prefix=f"{uuid.uuid4().hex}/",
+        patience=0.5,
+    )
+    life.store, life.on_step = store, restart(brokers, STORE)
+    with life.training() as trainer:
+        life.send(*pairs(episode, "a", "b", "c"))
+        life.await_steps(3, trainer)
+    assert "policy 3 of run run is not out yet" in caplog.text
+    assert life.verdict() | {"trained": 6, "pending": 0} == life.verdict()
+    assert life.checkpoints.versions() == [1, 2, 3, 4]
+    store.close()
+
+
+@pytest.mark.slow
+def test_the_leader_of_a_partition_dies(policy_dir: Path, tmp_path: Path, episode: Episode) -> None:
+    """Three brokers, every topic on all of them; the one that leads the records' partition is killed for good."""
+    if obstacle := find_obstacle("kafka"):
+        pytest.skip(obstacle)
+    with LocalStack(tmp_path / "stack", broker="kafka", brokers=3) as stack:
+        bootstrap = stack.endpoints.bootstrap
+        log, names = KafkaLog(bootstrap, settings={"group.protocol": "consumer"}), Names("m")
+        for topic in declared("m", {"maze": 2}, replication=3):
+            log.create(topic)
+        life = Life(log, names, policy_dir, tmp_path)
+
+        def kill(receipt: Receipt) -> None:
+            if receipt.step == 1:
+                stack.kill(f"broker-{leader(bootstrap, Partition(life.topic, 0))}")
+
+        life.on_step = kill
+        with life.training() as trainer:
+            life.send(*pairs(episode, "a", "b", "c"), partition=0)
+            life.await_steps(3, trainer)
+            life.send(*pairs(episode, "d"), partition=0)
+            life.send(*pairs(episode, "e"), partition=1)
+            life.await_steps(2, trainer)
+        assert life.verdict() | {"trained": 10, "pending": 0, "dropped": {}} == life.verdict()
+        log.close()
+
+
+def leader(bootstrap: str, partition: Partition) -> int:
+    admin: Any = AdminClient({"bootstrap.servers": bootstrap})
+    return int(admin.list_topics(partition.topic, 30).topics[partition.topic].partitions[partition.number].leader)
+
+
+@ON_BROKERS
+def test_case_14_a_step_longer_than_the_poll_interval_costs_no_membership(
+    backend: str,
+    request: pytest.FixtureRequest,
+    policy_dir: Path,
+    tmp_path: Path,
+    episode: Episode,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = {"max.poll.interval.ms": "6000", "session.timeout.ms": "6000"}
+    log, names = KafkaLog(request.getfixturevalue(f"{backend}_address"), settings=settings), Names(f"t-{uuid.uuid4()}")
+    for topic in declared(names.namespace, {"maze": 2}):
+        log.create(topic)
+    life, stalled = Life(log, names, policy_dir, tmp_path), threading.Event()
+
+    def stall(receipt: Receipt) -> None:
+        if receipt.step == 1:
+            stalled.wait(10.0)
+
+    life.on_step = stall
+    with caplog.at_level(logging.INFO, "rollstream.consumers.reader"), life.training() as trainer:
+        life.send(*pairs(episode, "a", "b"))
+        life.await_steps(2, trainer)
+        life.send(*pairs(episode, "c"))
+        life.await_steps(1, trainer)
+    assigned = [m for m in caplog.messages if m.startswith("assigned")]
+    met = [p for message in assigned for p in message.split() if p.startswith(life.topic)]
+    assert sorted(met) == sorted(str(p) for p in log.partitions(life.topic)), "each partition was assigned once"
+    assert life.verdict() | {"trained": 6, "dropped": {}} == life.verdict()
+    log.close()
+
+
+@pytest.mark.parametrize("backend", ["memory", "kafka"], indirect=True)
+def test_partitions_are_added_while_it_runs(life: Life, episode: Episode) -> None:
+    """Those of a group that was begun may lie in a new partition: it is one group all the same."""
+    split = pairs(episode, "split")
+    with life.training() as trainer:
+        life.send(split[0], partition=0)
+        life.send(*pairs(episode, "a"), partition=1)
+        life.await_steps(1, trainer)
+        life.log.grow(life.topic, 4)
+        life.send(split[1], partition=3)
+        life.await_steps(1, trainer)
+        life.send(*pairs(episode, "b"), partition=2)
+        life.await_steps(1, trainer)
+    latest = life.checkpoints.latest()
+    assert latest is not None
+    assert {p.number: cursor.low for p, cursor in latest.cursors.items()} == {0: 1, 1: 2, 2: 2, 3: 1}
+    assert life.verdict() | {"trained": 6, "pending": 0, "dropped": {}} == life.verdict()
+
+
+def test_an_expired_cursor_ends_it_with_what_is_gone(memory: Life, episode: Episode) -> None:
+    memory.send(*pairs(episode, "a", "b", "c"), partition=0)
+    memory.trainer(groups_per_step=1, steps=1).run(memory.model)
+    log = memory.log
+    assert isinstance(log, MemoryLog)
+    log.expire(Partition(memory.topic, 0), 5)
+    with pytest.raises(OffsetExpired, match=r"maze\[0\]: offset 2 is gone, the log now starts at 5; 3 records"):
+        memory.trainer(groups_per_step=1, steps=2).run(memory.model)
+    latest = memory.checkpoints.latest()
+    assert latest is not None
+    assert latest.step == 1, "nothing was passed over"
+
+
+def test_an_idle_trainer_learns_that_it_is_fenced(
+    life: Life, episode: Episode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither could fill a step otherwise: each would have a half of the group."""
+    monkeypatch.setattr("rollstream.consumers.watch.EVERY", 0.2)
+    first = life.trainer(groups_per_step=1)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(first.run, life.model)
+        life.await_steps(1, future)
+        life.send(*pairs(episode, "a")[:1], partition=0)
+        life.trainer(steps=0).run(life.model)
+        with pytest.raises(Fenced, match="is fenced, nothing that it does from here on is published") as caught:
+            future.result(SECONDS)
+    assert caught.value.incarnation == json.loads(life.store.get(f"{RUN}/latest.json").data)["incarnation"]
+    life.send(*pairs(episode, "a")[1:], partition=1)
+    life.trainer(groups_per_step=1, steps=1).run(life.model)
+    assert life.verdict() | {"trained": 2, "pending": 0} == life.verdict()
