@@ -42,7 +42,15 @@ def audit(
     with opened(context) as here:
         here.environment_topics()
         with _counting() as progress:
-            verdict = make_audit(here.log, here.names, here.run, here.checkpoints, version=version, progress=progress)
+            verdict = make_audit(
+                here.log,
+                here.names,
+                here.run,
+                here.checkpoints,
+                version=version,
+                schemas=here.reader_schemas,
+                progress=progress,
+            )
     if as_json:
         print_json(verdict.as_json())
     else:
@@ -130,6 +138,7 @@ def _tell_verdict(verdict: "Audit") -> None:
     rows = [("acknowledged", verdict.acknowledged), ("trained", verdict.trained)]
     rows += [(f"dropped, {reason}", number) for reason, number in sorted(verdict.dropped.items())]
     rows += [("pending", verdict.pending), ("lost", verdict.lost), ("twice", verdict.twice)]
+    rows += [("untold, receipts removed by retention", verdict.untold)] if verdict.untold else []
     rows += [("expired", verdict.expired)] if verdict.expired else []
     width = max(len(name) for name, _ in rows)
     typer.echo(f"policy {verdict.version}" if verdict.version else "no checkpoint yet")

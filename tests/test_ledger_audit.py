@@ -1,17 +1,18 @@
 """Receipts, lineages, and an audit that finds what was planted."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from rollstream.consumers import Ledger, lineage
 from rollstream.consumers.audit import Audit, audit
 from rollstream.consumers.ledger import Settlement
-from rollstream.infra.checkpoints import CheckpointError, Checkpoints
+from rollstream.infra.checkpoints import CheckpointError, Checkpoints, Manifest
 from rollstream.infra.cursors import Cursor, Cursors
 from rollstream.infra.log import Log, LogError, Partition, Position
 from rollstream.infra.memory import MemoryLog
+from rollstream.infra.scan import scan
 from rollstream.infra.store import MemoryStore
 from rollstream.infra.topics import Names, declared
 from rollstream.schemas import Receipt, Trajectory, encode, trajectory_headers
@@ -239,16 +240,133 @@ def test_receipts_off_the_lineage_do_not_count(memory: Books, episode: Episode) 
     assert memory.audit() == Audit(acknowledged=3, trained=2, pending=1, version=3)
 
 
-def test_a_ledger_that_lost_its_beginning_looks_lost_and_says_so(
-    memory: Books, episode: Episode, caplog: pytest.LogCaptureFixture
+def chain(books: Books, episode: Episode, steps: int) -> list[Position]:
+    """A run that trains one record a step; policy 1 trains none."""
+    a = fill(books, episode, steps + 1)
+    books.step(1, 0, Settlement(), {})
+    for step in range(1, steps + 1):
+        books.step(step + 1, step, settle([a[step - 1]]), {a[0].partition: Cursor(low=step)})
+    return a
+
+
+@pytest.mark.parametrize("gone", [1, 3, 5])
+def test_what_retention_removed_from_the_ledger_is_untold_and_not_lost(
+    memory: Books, episode: Episode, gone: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a = fill(memory, episode, 2)
+    """Receipts of policies 1 to `gone`; policy 5 is the last."""
+    chain(memory, episode, 4)
+    assert isinstance(memory.log, MemoryLog)
+    memory.log.expire(Partition(memory.names.ledger, 0), gone)
+    found = memory.audit()
+    assert (found.trained, found.untold, found.pending) == (5 - gone, gone - 1, 1)
+    assert found.clean
+    assert found.problems == ()
+    assert f"receipts before policy {gone + 1} were removed" in caplog.text
+    assert found.as_json()["untold"] == gone - 1
+
+
+def test_behind_the_reach_of_the_ledger_a_lost_one_is_still_found(memory: Books, episode: Episode) -> None:
+    a = fill(memory, episode, 4)
     memory.step(1, 0, settle([a[0]]), {a[0].partition: Cursor(low=1)})
-    memory.step(2, 1, settle([a[1]]), {a[0].partition: Cursor(low=2)})
+    memory.step(2, 1, settle([a[1]]), {a[0].partition: Cursor(low=3)})
     assert isinstance(memory.log, MemoryLog)
     memory.log.expire(Partition(memory.names.ledger, 0), 1)
-    assert memory.audit().lost == 1
-    assert "does not reach back" in caplog.text
+    found = memory.audit()
+    assert (found.trained, found.untold, found.lost, found.pending) == (1, 1, 1, 1)
+    assert found.problems == (f"{a[2]} is settled by the cursor and in no receipt",)
+
+
+@pytest.mark.parametrize("removed", [2, 5])
+@pytest.mark.parametrize("expired", [0, 1])
+def test_a_receipt_that_somebody_removed_is_missed(memory: Books, episode: Episode, removed: int, expired: int) -> None:
+    """The receipt of one policy, of five, is not there; retention took the first one at most."""
+    a = chain(memory, episode, 4)
+    memory.log = copy_log(memory, leave_out=removed)
+    memory.log.expire(Partition(memory.names.ledger, 0), expired)
+    found = memory.audit()
+    if (removed, expired) == (2, 1):
+        # Policy 1 is gone and 2 with it, as far as anybody can tell: the ledger begins with policy 3.
+        assert (found.untold, found.lost, found.clean) == (1, 0, True)
+        return
+    assert (found.trained, found.lost, found.pending, found.clean) == (3, 1, 1, False)
+    assert found.problems[0] == f"policy {removed} of trainer i has no receipt in the ledger"
+    assert found.problems[1] == f"{a[removed - 2]} is settled by the cursor and in no receipt"
+
+
+def copy_log(books: Books, *, leave_out: int) -> MemoryLog:
+    """The same records and receipts, without the receipt of this policy."""
+    log = MemoryLog()
+    for topic in declared(books.names.namespace, {"maze": 2}):
+        log.create(topic)
+    with log.writer() as writer:
+        for record in scan(books.log, books.log.partitions(books.names.trajectories("maze"))):
+            partition = record.partition
+            writer.append(partition.topic, record.value, headers=record.headers, partition=partition.number)
+    ledger = Ledger(log, books.names, RUN)
+    for receipt in Ledger(books.log, books.names, RUN).receipts():
+        if receipt.version != leave_out:
+            ledger.write(receipt)
+    ledger.close()
+    return log
+
+
+def test_a_receipt_that_the_broker_stored_twice_counts_once_and_a_forged_one_twice(
+    memory: Books, episode: Episode
+) -> None:
+    a = chain(memory, episode, 2)
+    receipts = list(Ledger(memory.log, memory.names, RUN).receipts())
+    memory.receive(receipts[1], receipts[2])
+    assert memory.audit() == Audit(acknowledged=3, trained=2, pending=1, version=3)
+    memory.receive(replace(receipts[1], consumed=settle([a[0], a[1]]).consumed()))
+    found = memory.audit()
+    assert (found.trained, found.lost, found.twice, found.clean) == (2, 0, 2, False)
+    assert found.problems == (f"{a[0]} was settled 2 times", f"{a[1]} was settled 2 times")
+
+
+def test_a_dead_branch_is_audited_by_its_own_lineage(memory: Books, episode: Episode) -> None:
+    """Policies 2 and 3 were gone back behind; 4 went on from 1 and took the records in another way."""
+    a = fill(memory, episode, 4)
+    p = a[0].partition
+    memory.step(1, 0, Settlement(), {})
+    memory.step(2, 1, settle(a[:2]), {p: Cursor(low=2)})
+    memory.step(3, 2, settle([a[2]]), {p: Cursor(low=3)})
+    memory.step(4, 1, settle([a[0]], stale=[a[1]]), {p: Cursor(low=2)})
+    assert memory.audit() == Audit(acknowledged=4, trained=1, dropped={"stale": 1}, pending=2, version=4)
+    assert memory.audit(3) == Audit(acknowledged=4, trained=3, pending=1, version=3)
+
+
+def test_what_happens_during_an_audit_is_pending_and_never_lost(memory: Books, episode: Episode) -> None:
+    """Once the checkpoint was read, a record comes, is trained, and another comes."""
+    a = fill(memory, episode, 2)
+    p = a[0].partition
+    memory.step(1, 0, settle([a[0]]), {p: Cursor(low=1)})
+
+    class Live(Checkpoints):
+        def latest(self) -> Manifest | None:
+            found = super().latest()
+            if found is not None and found.version == 1:
+                memory.step(2, 1, settle([a[1]]), {p: Cursor(low=2)})
+                fill(memory, episode, 1)
+            return found
+
+    found = audit(memory.log, memory.names, RUN, Live(memory.checkpoints._store, RUN))  # pyright: ignore[reportPrivateUsage]
+    assert found == Audit(acknowledged=3, trained=1, pending=2, version=1)
+    assert memory.audit() == Audit(acknowledged=3, trained=2, pending=1, version=2)
+
+
+def test_many_twins_are_all_counted(memory: Books, episode: Episode) -> None:
+    with memory.log.writer() as writer:
+        topic = memory.names.trajectories("maze")
+        sent = [
+            writer.append(topic, encode(t), headers=trajectory_headers(t), partition=n % 2).result()
+            for n in range(3)
+            for t in (episode("g", i, size=40) for i in range(40))
+        ]
+    marks = {p: Cursor(low=sum(s.partition == p for s in sent)) for p in {s.partition for s in sent}}
+    memory.step(1, 0, settle(sent), marks)
+    found = memory.audit()
+    assert (found.trained, found.twice, len(found.problems)) == (120, 80, 20)
+    assert len({problem.rpartition(" ")[2] for problem in found.problems}) == 10
 
 
 def test_tombstones_are_not_acknowledged_and_expired_ones_counted_apart(memory: Books, episode: Episode) -> None:

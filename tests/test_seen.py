@@ -1,6 +1,7 @@
 """Duplicates are recognised within a bound of memory that loses none."""
 
 import io
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -43,6 +44,55 @@ def test_without_a_staleness_bound_the_newest_are_kept() -> None:
     assert len(seen) == 3
     assert seen.trajectory("t9")
     assert not seen.trajectory("t6")
+
+
+def test_past_the_limit_the_oldest_go_and_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Four are settled within the bound where three fit: the first would train again."""
+    seen = Seen(max_staleness=100, limit=3)
+    for n in range(3):
+        seen.add("g", f"t{n}", 1)
+        seen.evict(1)
+    assert not caplog.records
+    for n in range(3, 10):
+        seen.add(f"h{n}", f"t{n}", 2)
+        seen.evict(2)
+    assert [n for n in range(10) if seen.trajectory(f"t{n}")] == [7, 8, 9]
+    assert not seen.group("g")
+    (line,) = caplog.messages
+    assert "3 settled trajectories are remembered" in line
+    assert "count it as twice" in line
+
+
+def test_what_is_stale_goes_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    seen = Seen(max_staleness=1, limit=3)
+    for version in range(1, 50):
+        seen.add("g", f"t{version}", version)
+        seen.evict(version)
+    assert len(seen) == 2
+    assert not caplog.records
+
+
+def test_memory_stays_as_small_as_what_is_remembered() -> None:
+    """A hundred thousand pass through a window of a thousand; forgotten rows are not carried along."""
+    seen = Seen(max_staleness=None, limit=1000)
+    tracemalloc.start()
+    try:
+        for n in range(20_000):
+            seen.add(f"g{n // 4}", f"t{n}", 1)
+            seen.evict(1)
+        before, _ = tracemalloc.get_traced_memory()
+        for n in range(20_000, 120_000):
+            seen.add(f"g{n // 4}", f"t{n}", 1)
+            seen.evict(1)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 200_000
+    assert len(seen) == 1000
+    again = Seen(max_staleness=None, limit=1000)
+    again.load(seen.to_bytes())
+    assert again.to_bytes() == seen.to_bytes()
+    assert [again.trajectory(f"t{n}") for n in (118_999, 119_000, 119_999)] == [False, True, True]
 
 
 def test_travels_in_a_checkpoint() -> None:
