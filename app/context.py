@@ -20,8 +20,11 @@ from .reach import reach_broker, reach_store
 
 if TYPE_CHECKING:
     from ..infra.checkpoints import Checkpoints
+    from ..infra.claims import Claims
     from ..infra.log import Log, Topic
+    from ..infra.registry import Registry
     from ..infra.store import ObjectStore
+    from ..schemas import Schemas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,36 @@ class Context:
         return S3Store.from_config(self.config.store)
 
     @cached_property
+    def claims(self) -> "Claims":
+        """What was too large for the log; the store is opened once there is something to fetch."""
+        from ..infra.claims import Claims
+
+        return Claims(lambda: self.store, self.names)
+
+    @cached_property
+    def registry(self) -> "Registry | None":
+        """The Schema Registry, if one is configured; nobody is asked yet."""
+        from ..infra.registry import Registry
+
+        return Registry.from_config(self.config.registry)
+
+    @cached_property
+    def reader_schemas(self) -> "Schemas":
+        """For those who only read: works while the registry is away, as far as the log knows its ids."""
+        from ..infra.schemabook import LogSchemas
+        from ..schemas import Schemas
+
+        return Schemas(LogSchemas(self.log, self.names, self.registry))
+
+    @cached_property
+    def role_schemas(self) -> "Schemas":
+        """For those who write, too: by the registry's ids, if one is configured. Raises as `open_schemas`."""
+        from ..infra.schemabook import open_schemas
+
+        auto_register = self.config.registry.auto_register
+        return open_schemas(self.log, self.names, self.registry, auto_register=auto_register)
+
+    @cached_property
     def checkpoints(self) -> "Checkpoints":
         from ..infra.checkpoints import Checkpoints
 
@@ -105,3 +138,5 @@ class Context:
     def close(self) -> None:
         if "log" in self.__dict__:
             self.log.close()
+        if self.__dict__.get("registry") is not None:
+            self.__dict__["registry"].close()

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from ..infra.claims import read_trajectory
 from ..infra.log import Partition, Position, Record
 from ..infra.scan import scan
-from ..schemas import Trajectory, WireError, decode_as, parse_headers
+from ..infra.store import StoreError
+from ..schemas import WireError, parse_headers
 from ..schemas.errors import RollstreamError
 from .context import Context, opened
 from .output import AsJson, examples, print_json
+from .reach import Unreachable
 from .trajectories import as_line, as_lines, as_object
 
 Only = Annotated[str | None, typer.Option("--environment", "-e", help="One environment; else all.")]
@@ -42,7 +45,7 @@ def tail(
         ends = {p: end for p, (_, end) in bounds.items()}
         start = {p: max(first, end - count) for p, (first, end) in bounds.items()}
         for record in scan(here.log, start, stop=ends):
-            _print_record(record, as_json=as_json)
+            _print_record(here, record, as_json=as_json)
         if follow:
             _follow(here, ends, as_json=as_json)
 
@@ -55,7 +58,7 @@ def show(
     """Show one trajectory turn by turn: who spoke, what, with which policy and log-probability."""
     with opened(context) as here:
         record = _find(here, which)
-        trajectory = decode_as(Trajectory, record.value or b"")
+        trajectory = read_trajectory(record.value or b"", here.claims, schemas=here.reader_schemas)
     if as_json:
         print_json(as_object(record, trajectory, turns=True))
         return
@@ -68,7 +71,7 @@ def _follow(here: Context, start: dict[Partition, int], *, as_json: bool) -> Non
         try:
             while True:
                 for record in consumer.poll(100, 1.0):
-                    _print_record(record, as_json=as_json)
+                    _print_record(here, record, as_json=as_json)
                 sys.stdout.flush()
         except KeyboardInterrupt:
             return
@@ -101,15 +104,16 @@ def _id(record: Record) -> str | None:
         return None
 
 
-def _print_record(record: Record, *, as_json: bool) -> None:
+def _print_record(here: Context, record: Record, *, as_json: bool) -> None:
     """What cannot be read is told, beside the JSON where that is asked for."""
     if record.value is None:
         typer.echo(f"{record.position}  tombstone", err=as_json)
         return
     try:
-        trajectory = decode_as(Trajectory, record.value)
-    except WireError as error:
-        typer.echo(f"{record.position}  cannot be read ({error.reason}): {error}", err=as_json)
+        trajectory = read_trajectory(record.value, here.claims, schemas=here.reader_schemas)
+    except (WireError, StoreError, Unreachable) as error:
+        reason = error.reason if isinstance(error, WireError) else "store"
+        typer.echo(f"{record.position}  cannot be read ({reason}): {error}", err=as_json)
         return
     if as_json:
         sys.stdout.write(json.dumps(as_object(record, trajectory, turns=False)) + "\n")

@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from ..schemas.errors import MissingExtra, RollstreamError
-from . import books, evaluate, inspect, local, roles, settings, topics
+from . import books, dlq, evaluate, inspect, lineage, local, roles, schemas, settings, topics
 from .context import Options
 from .demo import command as demo
 from .logs import configure_logging
@@ -79,7 +79,7 @@ def root(
     context.obj = Options(config=config, overrides=tuple(overrides or ()))
 
 
-for module in (demo, local, topics, roles, evaluate, inspect, books, settings):
+for module in (demo, local, topics, schemas, roles, evaluate, inspect, lineage, books, dlq, settings):
     module.register(cli)
 flow_help(cli)
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from ..infra.log import Log, Partition, Record
 from ..infra.scan import scan
+from ..infra.schemabook import open_schemas
 from ..infra.topics import Names
-from ..schemas import Receipt, WireError, decode_as
+from ..schemas import Receipt, Schemas, WireError, decode_as
 from .output import Pace
 
 WINDOW = 20
@@ -39,9 +40,19 @@ class Snapshot:
 class RunMonitor:
     """Used by one thread; `close` ends its consumer."""
 
-    def __init__(self, log: Log, names: Names, run: str, environments: Sequence[str], *, from_step: int = 0) -> None:
+    def __init__(
+        self,
+        log: Log,
+        names: Names,
+        run: str,
+        environments: Sequence[str],
+        *,
+        from_step: int = 0,
+        schemas: Schemas | None = None,
+    ) -> None:
         """`from_step`: leave out older receipts (a warm start)."""
         self._log, self._run, self._from = log, run, from_step
+        self._schemas = schemas or open_schemas(log, names)
         self._partitions = [p for e in environments for p in log.partitions(names.trajectories(e))]
         self._recent: deque[Receipt] = deque(maxlen=WINDOW)
         self._settled: dict[Partition, int] = {}
@@ -81,7 +92,7 @@ class RunMonitor:
 
     def _take(self, record: Record) -> Receipt | None:
         try:
-            receipt = decode_as(Receipt, record.value or b"")
+            receipt = decode_as(Receipt, record.value or b"", schemas=self._schemas)
         except WireError:
             return None
         if receipt.run != self._run:

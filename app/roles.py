@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..producers.engine import Engine
     from ..producers.worker import Worker
-    from ..schemas import Receipt, Task
+    from ..schemas import Receipt, Schemas, Task
 
 TELL_EVERY = 5.0
 """Seconds between two lines of progress."""
@@ -40,6 +41,7 @@ def register(cli: typer.Typer) -> None:
             "rollstream train --model MODEL_DIRECTORY",
             "rollstream -s trainer.steps=500 train",
             "rollstream -s trainer.objective=clone train --until-end",
+            "torchrun --nproc-per-node 4 -m rollstream.app.main -c run.toml train",
         )
     )(train)
 
@@ -66,6 +68,7 @@ def dispatch(
             wiring.sources(config),
             max_staleness=config.trainer.max_staleness,
             groups_per_step=config.trainer.groups_per_step,
+            schemas=here.role_schemas,
         )
         with on_signals(dispatcher.stop):
             sent = dispatcher.run(limit=groups or config.dispatch.groups, progress=_task_teller())
@@ -79,23 +82,24 @@ def work(context: typer.Context) -> None:
     """
     with opened(context) as here, tempfile.TemporaryDirectory(prefix="rollstream-worker-") as scratch:
         here.expect_environments()
+        schemas = here.role_schemas
         with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(_serve(here, Path(scratch)))
+            asyncio.run(_serve(here, schemas, Path(scratch)))
 
 
-async def _serve(here: Context, scratch: Path) -> None:
+async def _serve(here: Context, schemas: "Schemas", scratch: Path) -> None:
     from ..producers.policy import PolicyFollower
     from ..producers.worker import Worker
 
     _on_loop_signals(_canceller())
-    follower = PolicyFollower(here.log, here.names, here.run, here.checkpoints, scratch)
+    follower = PolicyFollower(here.log, here.names, here.run, here.checkpoints, scratch, schemas)
     environments = wiring.environments(here.config)
     policy = await follower.first()
     engine = await asyncio.to_thread(wiring.open_engine, here.config, policy.directory, version=policy.version)
     try:
         settings = wiring.worker_settings(here.config)
         renderer = wiring.open_renderer(policy.directory)
-        worker = Worker(here.log, here.names, environments, engine, renderer, follower, settings)
+        worker = Worker(here.log, here.names, environments, engine, renderer, follower, settings, schemas, here.claims)
         _on_loop_signals(worker.stop)
         typer.echo(f"serving {', '.join(environments)} from policy {policy.version}")
         teller = asyncio.create_task(_tell_work(worker, engine))
@@ -152,6 +156,9 @@ def train(
     """Train on the trajectories of the configured environments, and publish every policy.
 
     A run that has checkpoints goes on from the latest one, at the offsets inside it. Prints a line a step.
+
+    Under torchrun every rank is a member of the run's consumer group and has whole groups of its own; gradients are
+    added up, and rank 0 publishes. A restart may have another number of ranks.
     """
     with opened(context) as here, tempfile.TemporaryDirectory(prefix="rollstream-trainer-") as scratch:
         here.expect_environments()
@@ -160,15 +167,26 @@ def train(
             key = "--model" if model else "trainer.model"
             raise RollstreamError(f"{key}: expected a Hugging Face directory with a config.json, found {start}")
 
+        from ..consumers.ranks import open_ranks
         from ..consumers.trainer import Trainer
 
         settings = wiring.trainer_settings(here.config, until_end=until_end)
-        trainer = Trainer(
-            here.log, here.names, here.run, here.checkpoints, settings, scratch=Path(scratch), on_step=_tell_step
-        )
-        with on_signals(trainer.stop):
-            place = trainer.run(start)
-        typer.echo(f"run {here.run} stands at policy {place.version}, step {place.step}")
+        with open_ranks(settings.device) as (ranks, device):
+            trainer = Trainer(
+                here.log,
+                here.names,
+                here.run,
+                here.checkpoints,
+                replace(settings, device=device),
+                scratch=Path(scratch),
+                on_step=_tell_step,
+                ranks=ranks,
+                schemas=here.role_schemas,
+            )
+            with on_signals(trainer.stop):
+                place = trainer.run(start)
+            if ranks.rank == 0:
+                typer.echo(f"run {here.run} stands at policy {place.version}, step {place.step}")
 
 
 @contextlib.contextmanager

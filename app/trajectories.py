@@ -8,15 +8,29 @@ from ..schemas import Trajectory, Turn
 
 def as_line(record: Record, trajectory: Trajectory) -> str:
     """Where it lies, its id, and how it went."""
-    return (
-        f"{record.position}  {trajectory.trajectory_id}  {trajectory.status.lower()}  reward {trajectory.reward:g}  "
-        f"policy {policy_range(trajectory) or '-'}  {len(trajectory.turns)} turns  {trajectory.tokens.size} tokens"
-    )
+    return f"{record.position}  {_summary(trajectory)}"
 
 
 def as_lines(record: Record, trajectory: Trajectory) -> Iterator[str]:
     """The same, then turn by turn."""
     yield as_line(record, trajectory)
+    yield from _turns(trajectory)
+
+
+def as_outline(trajectory: Trajectory) -> Iterator[str]:
+    """Its id and how it went, then turn by turn; wherever it lies."""
+    yield _summary(trajectory)
+    yield from _turns(trajectory)
+
+
+def _summary(trajectory: Trajectory) -> str:
+    return (
+        f"{trajectory.trajectory_id}  {trajectory.status.lower()}  reward {trajectory.reward:g}  "
+        f"policy {policy_range(trajectory) or '-'}  {len(trajectory.turns)} turns  {trajectory.tokens.size} tokens"
+    )
+
+
+def _turns(trajectory: Trajectory) -> Iterator[str]:
     versions = trajectory.versions()
     for turn, part in sampled_parts(trajectory):
         note = f"{turn.tokens} tokens"

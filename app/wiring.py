@@ -119,6 +119,8 @@ def worker_settings(config: Config) -> "WorkerSettings":
         own_limits=own,
         pools=worker.pools.model_dump(),
         max_lag=worker.max_lag,
+        spill=worker.spill / f"{config.run.namespace}.{config.run.name}",
+        spill_bytes=worker.spill_bytes,
     )
 
 
@@ -164,6 +166,8 @@ def trainer_settings(config: Config, *, until_end: bool = False) -> "TrainerSett
         until_end=until_end,
         state_every=trainer.checkpoint_every,
         keep=trainer.keep,
+        patience=trainer.patience,
         buffer_bytes=trainer.buffer_bytes,
         device=trainer.device,
+        static=config.kafka.group_protocol == "consumer",
     )

@@ -1,8 +1,8 @@
 """What the reader hands to the trainer: one arrival for each record of a trajectory topic, kept or dropped.
 
-    record -> tombstone? -> headers -> staleness gate -> decode -> sanity -> Arrival
-                                                |           |
-                                             dropped    dead letter
+    record -> tombstone? -> headers -> staleness gate -> decode, a claim from the store -> sanity -> Arrival
+                                            |                       |
+                                         dropped                dead letter
 
 Nothing falls to the floor: a record that cannot be used becomes an arrival with a reason, and its offset is settled
 like every other. Where its headers or its key name its group it still takes its seat there: the group need not wait for
@@ -11,9 +11,10 @@ it, and one of poison alone is settled by the group timeout and frees its slot. 
 
 from dataclasses import dataclass
 
-from ..infra.deadletters import DeadLetters
+from ..infra.claims import Claims, read_trajectory
+from ..infra.deadletters import REPLAYED_FROM, DeadLetters
 from ..infra.log import Position, Record
-from ..schemas import Trajectory, TrajectoryHeaders, WireError, decode_as, parse_headers
+from ..schemas import Trajectory, TrajectoryHeaders, WireError, parse_headers
 from ..schemas.registry import Schemas
 from .batch import exclusion
 from .hyperparameters import Objective
@@ -37,6 +38,10 @@ class Arrival:
     """None when dropped at admission."""
     reason: str | None
     """Why it was dropped."""
+    buried: bool = False
+    """It is a dead letter now, and may come again once whatever is wrong with it is mended."""
+    replayed: bool = False
+    """It was a dead letter, and comes again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,8 @@ class Admission:
     gate: StalenessGate
     dead_letters: DeadLetters
     schemas: Schemas
+    claims: Claims
+    """Where the bodies lie that were too large for their topic."""
     objective: Objective = Objective.GRPO
     vocabulary: int | None = None
     """Number of tokens the model knows; a token outside is dead-lettered."""
@@ -55,7 +62,10 @@ class Admission:
     """Largest value that is decoded."""
 
     def admit(self, record: Record) -> Arrival:
-        """Never raises for what is in the record; raises `LogError` where the dead letter cannot be written."""
+        """Never raises for what is in the record; raises `LogError` where the dead letter cannot be written.
+
+        Raises `StoreError` where a claimed body cannot be had now, retriable if the store is away: the record is good.
+        """
         if record.value is None:
             return _dropped(record, "tombstone")
         headers: TrajectoryHeaders | None = None
@@ -67,12 +77,12 @@ class Admission:
             trajectory = self._decode(record.value)
         except WireError as error:
             self.dead_letters.send(record, reason=error.reason, error=str(error))
-            return _dropped(record, error.reason, headers)
+            return _dropped(record, error.reason, headers, buried=True)
         return self._judge(record, trajectory)
 
     def _decode(self, value: bytes) -> Trajectory:
-        trajectory = decode_as(
-            Trajectory, value, schemas=self.schemas, max_bytes=self.max_bytes, vocabulary=self.vocabulary
+        trajectory = read_trajectory(
+            value, self.claims, schemas=self.schemas, max_bytes=self.max_bytes, vocabulary=self.vocabulary
         )
         if self.tokenizer and trajectory.tokenizer != self.tokenizer:
             raise WireError(
@@ -91,10 +101,11 @@ class Admission:
             group_size=trajectory.group_size,
             trajectory=trajectory if reason is None else None,
             reason=reason,
+            replayed=REPLAYED_FROM in record.headers,
         )
 
 
-def _dropped(record: Record, reason: str, headers: TrajectoryHeaders | None = None) -> Arrival:
+def _dropped(record: Record, reason: str, headers: TrajectoryHeaders | None = None, *, buried: bool = False) -> Arrival:
     return Arrival(
         position=record.position,
         group_id=(headers and headers.group_id) or _keyed(record),
@@ -102,6 +113,8 @@ def _dropped(record: Record, reason: str, headers: TrajectoryHeaders | None = No
         group_size=(headers and headers.group_size) or 0,
         trajectory=None,
         reason=reason,
+        buried=buried,
+        replayed=REPLAYED_FROM in record.headers,
     )
 
 

@@ -9,6 +9,7 @@ its log-probability is that of token j given the tokens before it.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from ..schemas import Status, Trajectory
 from ..schemas.records import Mask
 from .advantages import group_advantages
 from .hyperparameters import Advantage, Objective
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,13 +99,22 @@ def score_group(
     return tuple(Sample(trajectory=t, advantage=float(a)) for t, a in zip(kept, advantages, strict=True))
 
 
+Key = tuple[str, int, str]
+"""What samples are ordered by: group, sample index, trajectory id."""
+
+
+def sample_key(sample: Sample) -> Key:
+    return (sample.trajectory.group_id, sample.trajectory.sample_index, sample.trajectory.trajectory_id)
+
+
 def ordered(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples in the one order that does not depend on how they arrived: group, sample index, trajectory id."""
-    return sorted(samples, key=lambda s: (s.trajectory.group_id, s.trajectory.sample_index, s.trajectory.trajectory_id))
+    """The samples in the one order that does not depend on how they arrived."""
+    return sorted(samples, key=sample_key)
 
 
-def minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> list[list[Sample]]:
-    """The samples, shuffled, in `count` parts whose sizes differ by one at most; never an empty part."""
+def minibatches(samples: Sequence[T], count: int, generator: torch.Generator) -> list[list[T]]:
+    """The samples, or whatever stands for them, shuffled, in `count` parts whose sizes differ by one at most; never an
+    empty part."""
     count = max(1, min(count, len(samples)))
     shuffled = [samples[int(i)] for i in torch.randperm(len(samples), generator=generator)]
     # Strided: the sizes differ by one at most, and no part is empty.

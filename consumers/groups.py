@@ -5,9 +5,11 @@
     arrival of a group settled before ----> dropped: "late", or "duplicate" where that sample was there
     arrival of a sample already waiting --> dropped: "duplicate"
     arrival that tells no trajectory id --> a seat of its own, or dropped for its own reason where its group is settled
+    dead letter that was replayed --------> waits, also where its group is settled: it was never read before
 
 Other groups never wait for a slow one. A group that is settled and not yet taken is known here, one that a step took is
-known to `Seen`: there is no moment in which a second copy of a group could become a group of its own.
+known to `Seen`: there is no moment in which a second copy of a group could become a group of its own. Only samples that
+were dead letters open a settled group anew, with those replayed beside them: `Seen` knows the group, and not them.
 """
 
 import time
@@ -26,7 +28,10 @@ CROWD = 10_000
 
 
 class Drop(NamedTuple):
-    """A record that does not train, and why. `trajectory_id` is empty where the record does not tell."""
+    """A record that does not train, and why.
+
+    `trajectory_id` is empty where the record does not tell, and for a dead letter: what is replayed is no copy.
+    """
 
     position: Position
     reason: str
@@ -48,6 +53,8 @@ class Group:
     """Empty for records that belong to no group, or to one settled before."""
     members: tuple[Member, ...]
     dropped: tuple[Drop, ...]
+    anew: bool = False
+    """All of it was replayed: its id may have been settled before."""
 
 
 @dataclass(slots=True)
@@ -110,12 +117,14 @@ class Assembler:
         group_id = arrival.group_id
         if not group_id:
             self._lone.append(_drop(arrival))
-        elif self._seen.group(group_id):
+        elif self._seen.group(group_id) and not self._revives(arrival):
             self._repeat(arrival, known=self._seen.trajectory(arrival.trajectory_id))
-        elif (settled := self._settled.get(group_id)) is not None:
-            self._repeat(arrival, known=settled.holds(arrival))
-        else:
+        elif (settled := self._settled.get(group_id)) is None:
             self._wait(arrival)
+        elif self._revives(arrival):
+            self._seat(settled, arrival)
+        else:
+            self._repeat(arrival, known=settled.holds(arrival))
 
     def expire(self) -> None:
         """Settle the groups that waited for the group timeout."""
@@ -139,9 +148,16 @@ class Assembler:
         A group that is settled and loses samples waits for them again.
         """
         gone = set(partitions)
-        self._lone = [d for d in self._lone if d.position.partition not in gone]
+        self._remove(lambda position: position.partition in gone)
+
+    def forget_settled(self, settled: Callable[[Position], bool]) -> None:
+        """Drop what another rank settled after its partition changed hands."""
+        self._remove(settled)
+
+    def _remove(self, gone: Callable[[Position], bool]) -> None:
+        self._lone = [d for d in self._lone if not gone(d.position)]
         for group_id, group in [*self._settled.items(), *self._waiting.items()]:
-            left = {k: a for k, a in group.samples.items() if a.position.partition not in gone}
+            left = {k: a for k, a in group.samples.items() if not gone(a.position)}
             if len(left) == len(group.samples):
                 continue
             self._settled.pop(group_id, None)
@@ -161,17 +177,26 @@ class Assembler:
 
     def _wait(self, arrival: Arrival) -> None:
         waiting = self._waiting.setdefault(arrival.group_id, _Waiting(since=self._now()))
-        spare = waiting.put(arrival)
+        self._seat(waiting, arrival)
+        if waiting.complete() or len(waiting.samples) >= CROWD:
+            self._settle(arrival.group_id)
+
+    def _seat(self, group: _Waiting, arrival: Arrival) -> None:
+        spare = group.put(arrival)
         if spare is arrival:
             self._repeat(arrival, known=True)
         elif spare is not None:
             self._lone.append(_drop(spare))
-        if waiting.complete() or len(waiting.samples) >= CROWD:
-            self._settle(arrival.group_id)
+
+    def _revives(self, arrival: Arrival) -> bool:
+        """Was it a dead letter, and may it train for the first time?"""
+        fresh = arrival.replayed and arrival.trajectory is not None
+        return fresh and not self._seen.trajectory(arrival.trajectory_id)
 
     def _repeat(self, arrival: Arrival, *, known: bool) -> None:
-        # Without an id it may be anything: what is wrong with it says more than that its group is settled.
-        reason = ("duplicate" if known else "late") if arrival.trajectory_id else arrival.reason
+        # Without an id it may be anything, and one that was replayed is not late: what is wrong with it says more.
+        told = arrival.trajectory_id and (known or not arrival.replayed)
+        reason = ("duplicate" if known else "late") if told else arrival.reason
         self._lone.append(Drop(arrival.position, reason or "invalid", arrival.trajectory_id))
 
     def _settle(self, group_id: str) -> None:
@@ -184,7 +209,8 @@ class Assembler:
             dropped += [Drop(m.position, "group-timeout", m.trajectory.trajectory_id) for m in members]
             members = []
         members.sort(key=lambda m: (m.trajectory.sample_index, m.trajectory.trajectory_id))
-        return Group(group_id=group_id, members=tuple(members), dropped=tuple(dropped))
+        anew = all(a.replayed for a in group.samples.values())
+        return Group(group_id=group_id, members=tuple(members), dropped=tuple(dropped), anew=anew)
 
     def _now(self) -> float:
         return self._clock() - self._deaf
@@ -195,4 +221,4 @@ def _key(arrival: Arrival) -> str:
 
 
 def _drop(arrival: Arrival) -> Drop:
-    return Drop(arrival.position, arrival.reason or "invalid", arrival.trajectory_id)
+    return Drop(arrival.position, arrival.reason or "invalid", "" if arrival.buried else arrival.trajectory_id)

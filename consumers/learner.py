@@ -7,6 +7,11 @@
 
 The same samples on the same state give the same loss and the same weights, bit for bit on one machine, in whatever
 order the samples came. A learner saved and loaded goes on as if nothing had happened.
+
+Several ranks make one step together: the samples of all are ordered and dealt into minibatches as if they were one
+rank's, each computes the gradient of its own, divided by what all have, and the sums are what every rank applies. So
+the weights stay the same everywhere, and what a step does depends on its samples and not on who had them. A rank
+without any takes part with zeros.
 """
 
 import copy
@@ -22,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from . import losses
-from .batch import Batch, Sample, collate, exclusion, loss_mask, microbatches, minibatches, ordered
+from .batch import Batch, Key, Sample, collate, exclusion, loss_mask, microbatches, minibatches, ordered, sample_key
 from .forward import Scores, score_tokens, vocabulary_size
 from .hyperparameters import LearnerSettings, Objective
+from .ranks import ALONE, Ranks
 
 __all__ = ["Learner", "LearnerSettings", "StepResult"]
 
@@ -51,6 +57,17 @@ class StepResult:
     """See docs/algorithms.md."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hand:
+    """What one rank brings to a step."""
+
+    keys: list[Key]
+    """Of its samples that have a token in the loss, in order."""
+    tokens: int
+    informative: int
+    offered: int
+
+
 @dataclass(slots=True, kw_only=True)
 class _Part:
     """A micro-batch and what does not change while the step optimises it."""
@@ -68,9 +85,11 @@ class Learner:
     The model is kept in evaluation mode: with dropout, recomputed log-probabilities would not be the sampler's.
     """
 
-    def __init__(self, model: nn.Module, settings: LearnerSettings) -> None:
-        """`model`: a causal language model (`forward.score_tokens`), trained in place, in float32, on its device."""
+    def __init__(self, model: nn.Module, settings: LearnerSettings, ranks: Ranks = ALONE) -> None:
+        """`model`: a causal language model (`forward.score_tokens`), trained in place, in float32, on its device; the
+        same weights on every rank."""
         self.model, self.settings = model.eval(), settings
+        self._ranks = ranks
         self.steps = self.updates = 0
         self._reference = copy.deepcopy(self.model) if settings.kl else None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -87,29 +106,36 @@ class Learner:
         return vocabulary_size(self.model)
 
     def step(self, samples: Sequence[Sample], *, offered: int | None = None) -> StepResult:
-        """Optimise over these samples: `minibatches` x `epochs` updates, or none where too few of them inform.
+        """Optimise over these samples and those of the other ranks: `minibatches` x `epochs` updates, or none where too
+        few of them inform. The result tells of all ranks' samples, and is the same on each.
 
         Samples without a token in the loss are passed over. `offered` counts the samples that the step was offered,
         those that the caller dropped as uninformative included; without it, `samples` are all.
-        Raises `ValueError` for a sample that the objective cannot train on.
+        Raises `ValueError` for a sample that the objective cannot train on, `RankLost`.
         """
         counted = [(s, int(loss_mask(s.trajectory).sum())) for s in ordered(samples)]
-        kept, tokens = [s for s, count in counted if count], sum(count for _, count in counted)
+        kept = [s for s, count in counted if count]
         _check(kept, self.settings.objective)
-        share = self._informative(kept) / max(offered or len(samples), 1)
-        skipped = "empty" if not kept else "uninformative" if share < self.settings.min_informative else None
+        hand = _Hand(
+            keys=[sample_key(s) for s in kept],
+            tokens=sum(count for _, count in counted),
+            informative=self._informative(kept),
+            offered=offered or len(samples),
+        )
+        hands = self._ranks.exchange(hand)
+        count, tokens = sum(len(h.keys) for h in hands), sum(h.tokens for h in hands)
+        share = sum(h.informative for h in hands) / max(sum(h.offered for h in hands), 1)
+        skipped = "empty" if not count else "uninformative" if share < self.settings.min_informative else None
         if skipped is not None:
             metrics = {"informative": share}
-            return StepResult(
-                updated=False, skipped=skipped, loss=0.0, samples=len(kept), tokens=tokens, metrics=metrics
-            )
-        metrics, updates = self._optimise(self._plan(kept))
+            return StepResult(updated=False, skipped=skipped, loss=0.0, samples=count, tokens=tokens, metrics=metrics)
+        metrics, updates = self._optimise(self._plan(self._deal(kept, hands)))
         self.steps += 1
         return StepResult(
             updated=updates > 0,
             skipped=None if updates else "nonfinite",
             loss=metrics["loss"],
-            samples=len(kept),
+            samples=count,
             tokens=tokens,
             metrics={**metrics, "informative": share},
         )
@@ -160,12 +186,18 @@ class Learner:
     def _informative(self, samples: Sequence[Sample]) -> int:
         return sum(s.advantage != 0 for s in samples) if self.settings.reinforces else len(samples)
 
-    def _plan(self, samples: Sequence[Sample]) -> list[list[_Part]]:
+    def _deal(self, kept: Sequence[Sample], hands: Sequence[_Hand]) -> list[list[Sample]]:
+        """This rank's samples of every minibatch; some may have none."""
+        everyone = sorted((key, rank, at) for rank, hand in enumerate(hands) for at, key in enumerate(hand.keys))
+        parts = minibatches(everyone, self.settings.minibatches, self._generator)
+        return [[kept[at] for _, rank, at in part if rank == self._ranks.rank] for part in parts]
+
+    def _plan(self, dealt: Sequence[Sequence[Sample]]) -> list[list[_Part]]:
         """Minibatches of micro-batches, with all that must be computed before the first update."""
         settings = self.settings
         plan = [
             [_Part(batch=collate(part).to(self.device)) for part in microbatches(chosen, settings.micro_batch_tokens)]
-            for chosen in minibatches(samples, settings.minibatches, self._generator)
+            for chosen in dealt
         ]
         if settings.reinforces:
             # The first minibatch meets these weights itself, in its first forward pass.
@@ -179,7 +211,8 @@ class Learner:
 
     def _optimise(self, plan: list[list[_Part]]) -> tuple[dict[str, float], int]:
         how = self.settings.aggregation
-        total = sum(losses.denominator(part.batch.mask, how) for parts in plan for part in parts) / len(plan)
+        mine = sum(losses.denominator(part.batch.mask, how) for parts in plan for part in parts)
+        total = sum(self._ranks.exchange(mine)) / len(plan)
         before, norms, tally = self.updates, list[float](), _Tally()
         for epoch in range(self.settings.epochs):
             for parts in plan:
@@ -190,7 +223,7 @@ class Learner:
                         tally.add(loss=loss.detach() / len(plan))
                 norms.append(self._update())
         finite = [norm for norm in norms if math.isfinite(norm)]
-        metrics = tally.means()
+        metrics = tally.means(self._ranks)
         metrics["grad_norm"] = sum(finite) / max(len(finite), 1)
         metrics["nonfinite"] = float(len(norms) - len(finite))
         metrics["lr"] = self._rate()
@@ -238,7 +271,11 @@ class Learner:
         }
 
     def _update(self) -> float:
-        """Clip and apply the gradient that has gathered; returns its norm. A gradient that is not finite is dropped."""
+        """Clip and apply the gradient that all ranks gathered; returns its norm. One that is not finite is dropped."""
+        for parameter in self._parameters if self._ranks.size > 1 else ():
+            # A rank without samples in this minibatch has none, and one may not reach every parameter.
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        self._ranks.add_up([p.grad for p in self._parameters if p.grad is not None])
         norm = float(nn.utils.clip_grad_norm_(self._parameters, self.settings.grad_clip))
         # One such update would turn every weight into NaN, in this checkpoint and all that follow.
         if math.isfinite(norm):
@@ -276,10 +313,17 @@ class _Tally:
             self._sums[name].append(value[mask].double().sum())
             self._counts[name].append(mask.sum())
 
-    def means(self) -> dict[str, float]:
-        sums = {name: torch.stack(parts).sum() for name, parts in self._sums.items()}
-        counts = {name: torch.stack(parts).sum() for name, parts in self._counts.items()}
-        return {name: float(value / counts.get(name, 1)) for name, value in sums.items()}
+    def means(self, ranks: Ranks) -> dict[str, float]:
+        """Over all ranks."""
+        mine = {name: (float(_total(parts)), int(_total(self._counts[name]))) for name, parts in self._sums.items()}
+        everyone = ranks.exchange(mine)
+        names = dict.fromkeys(name for sums in everyone for name in sums)
+        found = {name: [sums[name] for sums in everyone if name in sums] for name in names}
+        return {name: sum(s for s, _ in parts) / (sum(n for _, n in parts) or 1) for name, parts in found.items()}
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).sum() if parts else torch.zeros(())
 
 
 def _adamw(parameters: Iterable[nn.Parameter], settings: LearnerSettings) -> torch.optim.AdamW:

@@ -7,15 +7,16 @@ nothing.
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..infra.log import Log, Partition, Position, Record, Writer, await_position
 from ..infra.scan import scan
+from ..infra.schemabook import open_schemas
 from ..infra.topics import Names
-from ..schemas import Consumed, Receipt, WireError, decode_as, encode
+from ..schemas import Consumed, Receipt, Schemas, WireError, decode_as, encode
 from ..schemas.records import Offsets
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,12 @@ class Settlement:
 
     def drop(self, reason: str, positions: Iterable[Position]) -> None:
         self.dropped.setdefault(reason, []).extend(positions)
+
+    def add(self, other: "Settlement") -> None:
+        """Those of another rank, too."""
+        self.trained += other.trained
+        for reason, positions in other.dropped.items():
+            self.drop(reason, positions)
 
     def positions(self) -> list[Position]:
         return [*self.trained, *(p for positions in self.dropped.values() for p in positions)]
@@ -66,27 +73,40 @@ class Lineage:
 
     receipts: tuple[Receipt, ...]
     """Newest first."""
-    complete: bool
-    """The first receipt of the run was reached."""
+    missing: tuple[Step, ...] = ()
+    """Steps on it whose receipt is not there, newest first."""
+
+    @property
+    def complete(self) -> bool:
+        """Every receipt is there, back to the run's first."""
+        return not self.missing
 
 
 class Ledger:
     """Receipts of one run."""
 
-    def __init__(self, log: Log, names: Names, run: str) -> None:
+    def __init__(
+        self, log: Log, names: Names, run: str, schemas: Schemas | None = None, *, writer: Writer | None = None
+    ) -> None:
+        """`writer`: one that is open already, and closed by whoever opened it; else the first write opens one."""
         self._log, self._topic, self._run = log, names.ledger, run
-        self._writer: Writer | None = None
+        self._schemas = schemas or open_schemas(log, names)
+        self._given, self._writer = writer, writer
 
     def write(self, receipt: Receipt, *, timeout: float = 60.0) -> None:
         """Append and wait for the log's acknowledgement. Raises `LogError`, after `timeout` (s) too."""
         if self._writer is None:
             self._writer = self._log.writer()
-        future = self._writer.append(self._topic, encode(receipt), key=self._run.encode())
+        future = self._writer.append(self._topic, encode(receipt, schemas=self._schemas), key=self._run.encode())
         await_position(future, timeout, f"the receipt of step {receipt.step}")
 
     def receipts(self) -> Iterator[Receipt]:
         """Every receipt of the run now in the log, oldest first. One that cannot be read is passed over, and logged."""
         return self._read(self._log.partitions(self._topic))
+
+    def truncated(self) -> bool:
+        """Did retention remove receipts, of whatever run?"""
+        return any(first > 0 for first, _ in self._log.bounds(self._log.partitions(self._topic)).values())
 
     def last_version(self, *, look_back: int = 100) -> int:
         """The highest version among the newest receipts; 0 without any. Published or not, it is never used again.
@@ -104,31 +124,39 @@ class Ledger:
         return found
 
     def close(self) -> None:
-        if self._writer is not None:
+        if self._writer is not None and self._writer is not self._given:
             self._writer.close()
-            self._writer = None
+        self._writer = self._given
 
     def _read(self, start: Mapping[Partition, int] | Iterable[Partition]) -> Iterator[Receipt]:
         records = scan(self._log, start)
-        return (receipt for r in records if r.key == self._run.encode() and (receipt := _receipt(r)) is not None)
+        return (receipt for r in records if r.key == self._run.encode() and (receipt := self._receipt(r)) is not None)
+
+    def _receipt(self, record: Record) -> Receipt | None:
+        if record.value is None:
+            return None
+        try:
+            return decode_as(Receipt, record.value, schemas=self._schemas)
+        except WireError as error:
+            logger.warning("%s is no receipt, what it may have told is missing: %s", record.position, error)
+            return None
 
 
-def lineage(receipts: Mapping[Step, Receipt], tip: Step) -> Lineage:
-    """Follow the parents from one step to the first of the run."""
-    left, found = dict(receipts), list[Receipt]()
+def lineage(
+    receipts: Mapping[Step, Receipt], tip: Step, *, ask: Callable[[Step], Step | None] | None = None
+) -> Lineage:
+    """Follow the parents from one step to the first of the run.
+
+    `ask` tells the parent of a step whose receipt is not there; without it, or where it tells none, the way ends there.
+    """
+    left, found, missing = dict(receipts), list[Receipt](), list[Step]()
     step: Step | None = tip
-    # Popped, so that receipts which name each other as parents end it too.
-    while step is not None and (receipt := left.pop(step, None)) is not None:
-        found.append(receipt)
-        step = (receipt.parent_incarnation, receipt.parent) if receipt.parent else None
-    return Lineage(receipts=tuple(found), complete=step is None)
-
-
-def _receipt(record: Record) -> Receipt | None:
-    if record.value is None:
-        return None
-    try:
-        return decode_as(Receipt, record.value)
-    except WireError as error:
-        logger.warning("%s is no receipt, what it may have told is missing: %s", record.position, error)
-        return None
+    while step is not None:
+        # Popped, so that receipts which name each other as parents end it too.
+        if (receipt := left.pop(step, None)) is not None:
+            found.append(receipt)
+            step = (receipt.parent_incarnation, receipt.parent) if receipt.parent else None
+        else:
+            missing.append(step)
+            step = None if ask is None else ask(step)
+    return Lineage(receipts=tuple(found), missing=tuple(missing))

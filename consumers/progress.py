@@ -1,14 +1,24 @@
 """Which offsets are settled, partition by partition.
 
 Shared by the reader (where to start, what to skip, what to commit) and the trainer (what a step used). The snapshot of
-it inside the checkpoint is the truth about progress.
+it inside the checkpoint is the truth about progress. Every rank knows the progress of all: each tells the others what
+it bridged, and settles what any of them settled, so that a partition may change hands between two steps.
 """
 
 import threading
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ..infra.cursors import Cursors, CursorTracker
 from ..infra.log import Partition, Position
+
+
+class Bridge(NamedTuple):
+    """Offsets [start, stop) that hold no record, or lie below where reading began."""
+
+    partition: Partition
+    start: int
+    stop: int
 
 
 class Progress:
@@ -17,6 +27,7 @@ class Progress:
     def __init__(self, cursors: Cursors | None = None) -> None:
         self._lock = threading.Lock()
         self._trackers: dict[Partition, CursorTracker] = {}
+        self._bridges: list[Bridge] = []
         for partition, cursor in (cursors or Cursors()).items():
             self._trackers[partition] = CursorTracker(cursor)
 
@@ -24,8 +35,8 @@ class Progress:
         """Where reading this partition begins: its low-water mark, or `earliest` if it was never met before."""
         with self._lock:
             if partition not in self._trackers:
-                tracker = self._trackers[partition] = CursorTracker()
-                tracker.skip_to(earliest)
+                self._trackers[partition] = CursorTracker()
+                self._bridge(Bridge(partition, 0, earliest))
             return self._trackers[partition].low
 
     def settled(self, position: Position) -> bool:
@@ -43,7 +54,19 @@ class Progress:
     def bridge(self, partition: Partition, start: int, stop: int) -> None:
         """Mark offsets in [start, stop) that hold no record (compaction, transaction markers) as settled."""
         with self._lock:
-            self._trackers[partition].skip(start, stop)
+            self._bridge(Bridge(partition, start, stop))
+
+    def bridges(self) -> list[Bridge]:
+        """What was bridged since the last call, partitions that were met first included."""
+        with self._lock:
+            bridges, self._bridges = self._bridges, []
+        return bridges
+
+    def follow(self, bridges: Iterable[Bridge]) -> None:
+        """Take over what other ranks bridged. Idempotent."""
+        with self._lock:
+            for partition, start, stop in bridges:
+                self._trackers.setdefault(partition, CursorTracker()).skip(start, stop)
 
     def marks(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Low-water marks: the offsets to commit, for lag display."""
@@ -53,3 +76,7 @@ class Progress:
     def snapshot(self) -> Cursors:
         with self._lock:
             return Cursors({p: tracker.snapshot() for p, tracker in self._trackers.items()})
+
+    def _bridge(self, bridge: Bridge) -> None:
+        self._trackers[bridge.partition].skip(bridge.start, bridge.stop)
+        self._bridges.append(bridge)

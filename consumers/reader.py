@@ -1,6 +1,6 @@
 """The trainer's ear on the log: one thread polls, a buffer bounded in bytes stands between it and the step.
 
-    poll --> skip what the checkpoint's cursor has --> [ buffer ] --> take: admit (gate, decode)    the trainer's thread
+    poll --> skip what the checkpoint's cursor has --> [ buffer ] --> take                          the trainer's thread
       |                                                 |
       +-- over the bound: partitions are paused, <------+
           polling goes on
@@ -13,13 +13,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from ..infra.log import Consumer, Log, LogError, Partition, Record
-from .arrivals import Arrival
+from ..infra.log import Consumer, Log, LogError, Partition, Position, Record
 from .mixing import Mixer
+from .parking import Parking
 from .progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -42,17 +42,24 @@ class Reader:
         *,
         group: str,
         progress: Progress,
-        admit: Callable[[Record], Arrival],
         ends: Mapping[Partition, int] | None = None,
+        instance: str | None = None,
+        alone: bool = True,
         buffer_bytes: int = 64 << 20,
         commit_every: float = 1.0,
     ) -> None:
-        """`topics`: topic -> its share of what is taken. `ends`: a replay up to these offsets, with exact shares."""
-        self._log, self._topics, self._group = log, tuple(topics), group
-        self._progress, self._admit, self._ends = progress, admit, ends or {}
+        """`topics`: topic -> its share of what is taken. `ends`: a replay up to these offsets, with exact shares.
+
+        `instance`: static membership under this name. `alone`: no other reader has a part of the group's partitions;
+        shares are exact among those that this one has.
+        """
+        self._log, self._topics, self._group, self._instance = log, tuple(topics), group, instance
+        self._alone = alone
+        self._progress, self._ends = progress, ends or {}
         self._limit, self._commit_every = buffer_bytes, commit_every
         self._ready = threading.Condition()
         self._mixer = Mixer(topics, buffer_bytes)
+        self._parking = Parking(buffer_bytes)
         self._events: deque[Revoked] = deque()
         self.waited = 0.0
         """Seconds that `take` has waited for data so far."""
@@ -72,11 +79,8 @@ class Reader:
     ) -> None:
         self.close()
 
-    def take(self, timeout: float) -> Arrival | Revoked | None:
-        """The next arrival, or None after `timeout` (s). Raises what ended the reading thread, e.g. `OffsetExpired`.
-
-        Admission happens here, so that what waits is as small as it was on the wire.
-        """
+    def take(self, timeout: float) -> Record | Revoked | None:
+        """The next record, or None after `timeout` (s). Raises what ended the reading thread, e.g. `OffsetExpired`."""
         with self._ready:
             began = time.monotonic()
             while (item := self._next()) is None and not (self._error or self._stopped):
@@ -85,23 +89,39 @@ class Reader:
             self.waited += time.monotonic() - began
             if item is None and self._error is not None:
                 raise self._error
-        return self._admit(item) if isinstance(item, Record) else item
+        return item
+
+    def park(self, record: Record, why: Exception) -> None:
+        """Give a record back that cannot be used now: it comes again after a while, and nobody behind it waits."""
+        self._parking.put(record, why)
 
     def _next(self) -> Record | Revoked | None:
         if self._events:
-            return self._events.popleft()
+            revoked = self._events.popleft()
+            self._parking.discard(revoked)
+            return revoked
+        if (parked := self._parking.take()) is not None or self._parking.full:
+            return parked
         # A partition that left and came back during a step is read again from before the step's records.
-        while (record := self._mixer.take(self._owed)) is not None and self._progress.settled(record.position):
+        while (record := self._mixer.take(self._owed)) is not None and self.settled(record.position):
             pass
         return record
 
-    def _owed(self, topic: str) -> bool:
-        return any(self._expected.get(p, 0) < end for p, end in self._ends.items() if p.topic == topic)
+    def settled(self, position: Position) -> bool:
+        """Did a step settle this record?"""
+        return self._progress.settled(position)
 
-    def past(self) -> bool:
-        """Was everything below `ends` read and taken?"""
+    def _owed(self, topic: str) -> bool:
+        return any(p.topic == topic and (self._alone or p in self._expected) for p in self._left())
+
+    def _left(self) -> frozenset[Partition]:
+        return frozenset(p for p, end in self._ends.items() if self._expected.get(p, 0) < end)
+
+    def outlook(self) -> tuple[frozenset[Partition], bool]:
+        """Partitions not read up to their `ends`, those that others have included; and whether anything was read and
+        not taken."""
         with self._ready:
-            return not self._events and not len(self._mixer) and not any(map(self._owed, self._topics))
+            return self._left(), bool(self._events or len(self._mixer) or len(self._parking))
 
     def close(self) -> None:
         with self._ready:
@@ -113,7 +133,11 @@ class Reader:
     def _run(self) -> None:
         try:
             consumer = self._log.subscribe(
-                self._topics, group=self._group, on_assign=self._assigned, on_revoke=self._revoked
+                self._topics,
+                group=self._group,
+                on_assign=self._assigned,
+                on_revoke=self._revoked,
+                instance=self._instance,
             )
             with consumer:
                 self._loop(consumer)

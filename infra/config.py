@@ -21,6 +21,7 @@ from .sections import (
     EnvironmentName,
     EnvironmentSection,
     KafkaSection,
+    RegistrySection,
     RunSection,
     SamplingSection,
     Section,
@@ -37,6 +38,7 @@ __all__ = [
     "DispatchSection",
     "EnvironmentSection",
     "KafkaSection",
+    "RegistrySection",
     "RunSection",
     "SamplingSection",
     "StoreSection",
@@ -58,6 +60,7 @@ class Config(Section):
     run: RunSection = RunSection()
     kafka: KafkaSection = KafkaSection()
     store: StoreSection = StoreSection()
+    registry: RegistrySection = RegistrySection()
     environments: Mapping[EnvironmentName, EnvironmentSection] = {}
     sampling: SamplingSection = SamplingSection()
     worker: WorkerSection = WorkerSection()

@@ -42,6 +42,12 @@ def _check_span(span: tuple[int, int]) -> tuple[int, int]:
     return span
 
 
+def _check_bare(url: str | None) -> str | None:
+    if url is not None and "@" in url:
+        raise ValueError("expected a URL without credentials, which belong into user, password or token")
+    return url
+
+
 ClientSetting = Annotated[str, BeforeValidator(_spell_setting)]
 Span = Annotated[tuple[int, int], AfterValidator(_check_span)]
 
@@ -96,6 +102,29 @@ class StoreSection(Section):
     """Belongs to `access_key`; never shown."""
     prefix: str = ""
     """Put before every key, e.g. `team-a/`."""
+
+
+class RegistrySection(Section):
+    """A Schema Registry with Confluent's API, whose ids then stand in the framing. Without a URL ids are made of the
+    schemas themselves."""
+
+    url: Annotated[str | None, AfterValidator(_check_bare)] = None
+    """Where its API begins, e.g. `https://registry:8081`; more than one, comma-separated, for the same registry."""
+    user: str | None = None
+    """Of basic authentication; absent: none."""
+    password: SecretStr | None = None
+    """Belongs to `user`; never shown."""
+    token: SecretStr | None = None
+    """Of bearer authentication; never shown."""
+    settings: Annotated[Mapping[str, ClientSetting], Field(repr=False)] = {}
+    """Any more settings of Confluent's client: `"ssl.ca.location" = "ca.pem"`, `"bearer.auth.logical.cluster" =
+    "lsrc-1"`."""
+    timeout: Positive = 5.0
+    """Seconds for one answer."""
+    patience: NotNegative = 60.0
+    """Seconds that a start waits for a registry that is away."""
+    auto_register: bool = False
+    """Register this release's schemas at the start of a role, too, not only at `rollstream topics apply`."""
 
 
 class TimeoutSection(Section):
@@ -175,6 +204,11 @@ class WorkerSection(Section):
     """Episodes at once."""
     max_lag: Whole | None = None
     """Begin no episode while the engine is more versions behind the newest policy; absent: always."""
+    spill: Path = Path(".rollstream/spill")
+    """Folder for finished episodes that the log does not take just now; the workers of a machine share it, and what a
+    dead one left there the next one delivers."""
+    spill_bytes: Whole = 1 << 30
+    """Bytes that one worker keeps there; when they are used up its episodes wait. 0 keeps nothing on the disk."""
     timeouts: TimeoutSection = TimeoutSection()
     """Seconds of each stage."""
     pools: PoolSection = PoolSection()
@@ -202,6 +236,8 @@ class TrainerSection(Section):
     """Stop after so many steps of the run; absent: go on."""
     checkpoint_every: Count = 1
     """Optimizer state and cursors go into every n-th checkpoint; weights into each."""
+    patience: Positive = 600.0
+    """Seconds for which a publish is tried again while the store or the log is away; then the trainer ends."""
     keep: Whole = 20
     """Newest checkpoints whose objects stay; older ones keep their manifest only. 0 keeps all."""
     lr: Positive = 1e-6

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -18,6 +19,7 @@ from rollstream.app.context import Context
 from rollstream.app.logs import CLIENT, Seldom
 from rollstream.app.reach import Unreachable, reach_broker, reach_store
 from rollstream.infra.checkpoints import Checkpoints
+from rollstream.infra.claims import Claims
 from rollstream.infra.cursors import Cursor, Cursors
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Partition
@@ -48,6 +50,8 @@ COMMANDS = (
     ("topics", "plan"),
     ("topics", "apply"),
     ("topics", "verify"),
+    ("schemas", "check"),
+    ("schemas", "list"),
     ("dispatch",),
     ("work",),
     ("train",),
@@ -55,6 +59,8 @@ COMMANDS = (
     ("tail",),
     ("show",),
     ("audit",),
+    ("lineage",),
+    ("replay",),
     ("checkpoints",),
     ("checkpoints", "collect"),
     ("config",),
@@ -145,7 +151,7 @@ def test_examples_one_per_line(run: Run, command: tuple[str, ...]) -> None:
     lines = [line.strip() for line in told.out.splitlines()]
     examples = [line for line in lines[lines.index("Examples:") + 1 :] if line]
     assert examples
-    assert all(line.startswith("$ rollstream ") for line in examples)
+    assert all(line.startswith(("$ rollstream ", "$ torchrun ")) for line in examples)
     assert all(" ".join(command) in line for line in examples)
 
 
@@ -469,6 +475,26 @@ def test_tail_and_show(run: Run, place: Place) -> None:
     for which in ("t-9/0/0", f"{topic}[0]@99"):
         gone = run(*base, "show", which)
         assert (gone.status, "rollstream tail" in gone.err) == (2, True)
+
+
+def test_tail_and_show_read_what_lies_in_the_store(run: Run, place: Place) -> None:
+    base = ("-c", str(place.config))
+    run(*base, "topics", "apply", "-y")
+    large = replace(make_trajectory(1), environment_version="v" * 2_000_000)
+    claims = Claims(lambda: place.checkpoints.store, place.names)
+    claim = claims.deposit(encode(large))
+    with place.log.writer() as writer:
+        topic = place.names.trajectories("guess")
+        for reference in (claim, replace(claim, sha256="0" * 64)):
+            writer.append(topic, encode(reference), key=b"t-1", headers=trajectory_headers(large)).result(30)
+    told = run(*base, "tail", "--json")
+    assert [json.loads(line)["trajectory_id"] for line in told.out.splitlines()] == ["t-1/0/0"]
+    assert f"{topic}[0]@1  cannot be read (claim-missing)" in told.err
+    shown = run(*base, "show", "t-1/0/0", "--json").json()
+    assert (shown["token_ids"], shown["logprobs"]) == ([1, 2, 3], [-0.5, -0.25])
+    away = (*base, "-s", f"store.url=http://{NOBODY}")
+    assert "cannot be read (store)" in run(*away, "tail").out
+    assert "no object store answers" in run(*away, "show", "t-1/0/0").err
 
 
 KEYS = {"acknowledged", "trained", "dropped", "pending", "lost", "twice"}

@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 
 from rollstream.consumers import Admission, Arrival, Objective, StalenessGate
+from rollstream.infra.claims import Claims
 from rollstream.infra.deadletters import DeadLetters
 from rollstream.infra.log import Log, LogError, Partition, Record
 from rollstream.infra.memory import MemoryLog
 from rollstream.infra.scan import scan
+from rollstream.infra.store import MemoryStore
 from rollstream.infra.topics import Names, declared
 from rollstream.schemas import Schemas, Trajectory, encode, trajectory_headers
 
 Episode = Callable[..., Trajectory]
 NAMES = Names("m")
+STORE = MemoryStore()
+CLAIMS = Claims(lambda: STORE, NAMES)
 
 
 @pytest.fixture
@@ -33,7 +37,9 @@ def record(value: bytes | None, headers: dict[str, bytes] | None = None, key: by
 def admit(log: Log, record: Record, *, version: int = 1, bound: int | None = 2, **settings: Any) -> Arrival:
     letters = DeadLetters(log, NAMES)
     try:
-        admission = Admission(gate=StalenessGate(bound, version), dead_letters=letters, schemas=Schemas())
+        admission = Admission(
+            gate=StalenessGate(bound, version), dead_letters=letters, schemas=Schemas(), claims=CLAIMS
+        )
         return replace(admission, **settings).admit(record)
     finally:
         letters.close()

@@ -52,14 +52,14 @@ def write(log: Log, *values: str, partition: int = 0) -> None:
 
 def open_reader(log: Log, *, replay: bool = True) -> Reader:
     ends = {p: end for p, (_, end) in log.bounds(log.partitions(TOPIC)).items()} if replay else None
-    return Reader(log, {TOPIC: 1.0}, group="g", progress=Progress(), admit=admit, ends=ends)
+    return Reader(log, {TOPIC: 1.0}, group="g", progress=Progress(), ends=ends)
 
 
 def gatherer(
     reader: Reader, groups: int, *, replay: bool = True, stopped: Callable[[], bool] = lambda: False
 ) -> Gatherer:
     assembler = Assembler(Seen(max_staleness=None), timeout=1000.0)
-    return Gatherer(reader, assembler, groups_per_step=groups, replay=replay, stopped=stopped)
+    return Gatherer(reader, admit, assembler, groups_per_step=groups, replay=replay, stopped=stopped)
 
 
 def ids(gathered: Gathered | None) -> list[str]:
@@ -145,7 +145,7 @@ def test_samples_that_came_during_a_long_step_are_not_late(memory: MemoryLog, mo
     assembler = Assembler(Seen(max_staleness=None), timeout=10.0, clock=clock.monotonic)
     write(memory, "slow 0 2 ", "a 0 1 ")
     with open_reader(memory, replay=False) as reader:
-        steps = Gatherer(reader, assembler, groups_per_step=1, replay=False, stopped=lambda: False)
+        steps = Gatherer(reader, admit, assembler, groups_per_step=1, replay=False, stopped=lambda: False)
         assert ids(steps.gather()) == ["a"]
         clock.now = 600.0
         write(memory, "slow 1 2 ")

@@ -50,6 +50,16 @@ def arrive(trajectory: Trajectory, offset: int, partition: Partition = P, reason
     )
 
 
+def dead(trajectory: Trajectory, offset: int) -> Arrival:
+    """It could not be read, and is a dead letter now."""
+    return replace(arrive(trajectory, offset, reason="unknown-schema"), buried=True)
+
+
+def again(trajectory: Trajectory, offset: int, reason: str | None = None) -> Arrival:
+    """The same, replayed after a fix."""
+    return replace(arrive(trajectory, offset, reason=reason), replayed=True)
+
+
 def nameless(offset: int, reason: str) -> Arrival:
     return Arrival(
         position=Position(P, offset), group_id="", trajectory_id="", group_size=0, trajectory=None, reason=reason
@@ -63,7 +73,7 @@ def settle(assembler: Assembler, seen: Seen, version: int = 1) -> dict[str, Grou
         for member in group.members:
             seen.add(group.group_id, member.trajectory.trajectory_id, version)
         for drop in group.dropped if group.group_id else ():
-            seen.add(group.group_id, drop.trajectory_id, version)
+            seen.add(group.group_id, drop.trajectory_id or str(drop.position), version)
     return {group.group_id: group for group in groups}
 
 
@@ -195,6 +205,67 @@ def test_poison_takes_the_seat_of_a_sample(assembler: Assembler, seen: Seen, epi
         assembler.add(arrive(episode("g", index, size=3), index + 1))
     group = settle(assembler, seen)["g"]
     assert (offsets(group), reasons(group)) == ([1, 3], {0: "malformed"})
+
+
+def test_a_group_of_dead_letters_trains_once_when_it_is_replayed(
+    assembler: Assembler, seen: Seen, episode: Episode
+) -> None:
+    pair = [episode("a", 0), episode("a", 1)]
+    for offset, trajectory in enumerate(pair):
+        assembler.add(dead(trajectory, offset))
+    assert reasons(settle(assembler, seen)["a"]) == {0: "unknown-schema", 1: "unknown-schema"}
+    for offset, trajectory in enumerate(pair, 2):
+        assembler.add(again(trajectory, offset))
+    group = settle(assembler, seen)["a"]
+    assert (offsets(group), group.anew) == ([2, 3], True)
+    for offset, trajectory in enumerate(pair, 4):
+        assembler.add(again(trajectory, offset))
+    assembler.add(arrive(pair[0], 6))
+    assert reasons(settle(assembler, seen)[""]) == {4: "duplicate", 5: "duplicate", 6: "duplicate"}
+
+
+def test_a_copy_that_nobody_replayed_does_not_open_a_group_of_dead_letters(
+    assembler: Assembler, seen: Seen, episode: Episode
+) -> None:
+    assembler.add(dead(episode("a", 0, size=1), 0))
+    settle(assembler, seen)
+    assembler.add(arrive(episode("a", 0, size=1), 1))
+    assert reasons(settle(assembler, seen)[""]) == {1: "late"}
+
+
+def test_what_is_replayed_of_a_trained_group_is_a_group_of_its_own(
+    assembler: Assembler, seen: Seen, episode: Episode, clock: Clock
+) -> None:
+    group = [episode("a", index, size=5) for index in range(5)]
+    for offset, trajectory in enumerate(group[:2]):
+        assembler.add(arrive(trajectory, offset))
+    for offset, trajectory in enumerate(group[2:], 2):
+        assembler.add(dead(trajectory, offset))
+    assert offsets(settle(assembler, seen)["a"]) == [0, 1]
+    for offset, trajectory in enumerate(group[2:4], 5):
+        assembler.add(again(trajectory, offset))
+    assembler.add(again(group[0], 7))
+    assembler.add(again(group[4], 8, reason="stale"))
+    assert assembler.waiting == 1
+    clock.now = 10.0
+    assembler.expire()
+    settled = settle(assembler, seen)
+    assert offsets(settled["a"]) == [5, 6]
+    assert reasons(settled[""]) == {7: "duplicate", 8: "stale"}
+
+
+def test_a_replayed_sample_takes_its_seat_where_its_group_is_not_taken_yet(
+    assembler: Assembler, seen: Seen, episode: Episode
+) -> None:
+    assembler.add(arrive(episode("a", 0, size=3), 0))
+    assembler.add(dead(episode("a", 1, size=3), 1))
+    assembler.add(again(episode("a", 1, size=3), 2))
+    assembler.add(dead(episode("a", 2, size=3), 3))
+    assert assembler.settled == 1
+    assembler.add(again(episode("a", 2, size=3), 4))
+    settled = settle(assembler, seen)
+    assert (offsets(settled["a"]), settled["a"].anew) == ([0, 2, 4], False)
+    assert reasons(settled[""]) == {1: "unknown-schema", 3: "unknown-schema"}
 
 
 def test_a_key_that_too_many_share_does_not_burst_a_receipt(

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from rollstream.consumers import Arrival, Progress, Reader
+from rollstream.consumers import Progress, Reader
 from rollstream.consumers.reader import Revoked
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Log, LogError, OffsetExpired, Partition, Position, Record, Topic, UnknownTopic
@@ -19,19 +19,13 @@ from rollstream.infra.topics import Names
 PATIENCE = 40.0
 
 
-def admit(record: Record) -> Arrival:
-    return Arrival(
-        position=record.position, group_id="", trajectory_id="", group_size=0, trajectory=None, reason="test"
-    )
-
-
 @pytest.fixture
 def topic(names: Names) -> str:
     return names.trajectories("maze")
 
 
 def open_reader(log: Log, topic: str, progress: Progress | None = None, **settings: Any) -> Reader:
-    return Reader(log, {topic: 1.0}, group=f"{topic}.trainer", progress=progress or Progress(), admit=admit, **settings)
+    return Reader(log, {topic: 1.0}, group=f"{topic}.trainer", progress=progress or Progress(), **settings)
 
 
 def write(log: Log, topic: str, count: int, partition: int = 0, size: int = 20) -> list[Position]:
@@ -45,7 +39,7 @@ def take(reader: Reader, count: int) -> list[Position]:
     while len(positions) < count:
         arrival = reader.take(PATIENCE)
         assert arrival is not None, f"{len(positions)} of {count} came"
-        if isinstance(arrival, Arrival):
+        if isinstance(arrival, Record):
             positions.append(arrival.position)
     return positions
 
@@ -250,9 +244,9 @@ def test_the_end_is_never_found_before_the_last_record_was_taken() -> None:
         written = write(log, topic, 3)
         taken: list[Position] = []
         with open_reader(log, topic, ends={written[0].partition: 3}) as reader:
-            while not reader.past():
+            while reader.outlook() != (frozenset(), False):
                 arrival = reader.take(PATIENCE)
-                if isinstance(arrival, Arrival):
+                if isinstance(arrival, Record):
                     taken.append(arrival.position)
         assert taken == written
 

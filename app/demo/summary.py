@@ -6,9 +6,10 @@ from typing import Any
 
 from ...consumers.audit import audit
 from ...consumers.ledger import Ledger, lineage
+from ...infra.claims import read_trajectory
 from ...infra.log import Partition, Position
 from ...infra.scan import scan
-from ...schemas import Receipt, Trajectory, WireError, decode_as
+from ...schemas import Receipt, Trajectory, WireError
 from ..context import Context
 
 
@@ -69,7 +70,7 @@ def _read(here: Context, position: Position) -> Trajectory | None:
     stop = {position.partition: position.offset + 1}
     for record in scan(here.log, {position.partition: position.offset}, stop=stop):
         try:
-            return decode_as(Trajectory, record.value or b"")
+            return read_trajectory(record.value or b"", here.claims, schemas=here.reader_schemas)
         except WireError:
             return None
     return None
