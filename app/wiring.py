@@ -169,5 +169,4 @@ def trainer_settings(config: Config, *, until_end: bool = False) -> "TrainerSett
         patience=trainer.patience,
         buffer_bytes=trainer.buffer_bytes,
         device=trainer.device,
-        static=config.kafka.group_protocol == "consumer",
     )

@@ -5,8 +5,9 @@
       +-- over the bound: partitions are paused, <------+
           polling goes on
 
-A step of any length costs no membership. Offsets are committed on every assigned partition from the first moment, for
-lag display only.
+A reader alone takes every partition by hand: there is nobody to share them with, and joining a group takes seconds.
+Several are members of one, and a step of any length costs no membership. Offsets are committed on every partition from
+the first moment, for lag display only.
 """
 
 import logging
@@ -24,6 +25,8 @@ from .progress import Progress
 
 logger = logging.getLogger(__name__)
 
+LOOK = 10.0
+"""Seconds between two looks for added partitions."""
 LARGE = 1 << 16
 """Bytes that a record is expected to have at most, until a larger one comes."""
 
@@ -44,17 +47,15 @@ class Reader:
         progress: Progress,
         ends: Mapping[Partition, int] | None = None,
         instance: str | None = None,
-        alone: bool = True,
         buffer_bytes: int = 64 << 20,
         commit_every: float = 1.0,
     ) -> None:
         """`topics`: topic -> its share of what is taken. `ends`: a replay up to these offsets, with exact shares.
 
-        `instance`: static membership under this name. `alone`: no other reader has a part of the group's partitions;
-        shares are exact among those that this one has.
+        `instance`: one of several readers, a static member of the group under this name; shares then are exact among
+        the partitions that it has. None: the only one.
         """
         self._log, self._topics, self._group, self._instance = log, tuple(topics), group, instance
-        self._alone = alone
         self._progress, self._ends = progress, ends or {}
         self._limit, self._commit_every = buffer_bytes, commit_every
         self._ready = threading.Condition()
@@ -68,6 +69,7 @@ class Reader:
         self._expected: dict[Partition, int] = {}
         self._paused: frozenset[Partition] = frozenset()
         self._largest = LARGE
+        self._look = time.monotonic() + LOOK
         self._thread = threading.Thread(target=self._run, name="rollstream-reader", daemon=True)
 
     def __enter__(self) -> Self:
@@ -112,7 +114,7 @@ class Reader:
         return self._progress.settled(position)
 
     def _owed(self, topic: str) -> bool:
-        return any(p.topic == topic and (self._alone or p in self._expected) for p in self._left())
+        return any(p.topic == topic and (self._instance is None or p in self._expected) for p in self._left())
 
     def _left(self) -> frozenset[Partition]:
         return frozenset(p for p, end in self._ends.items() if self._expected.get(p, 0) < end)
@@ -132,23 +134,47 @@ class Reader:
 
     def _run(self) -> None:
         try:
-            consumer = self._log.subscribe(
-                self._topics,
-                group=self._group,
-                on_assign=self._assigned,
-                on_revoke=self._revoked,
-                instance=self._instance,
-            )
-            with consumer:
-                self._loop(consumer)
+            if self._instance is None:
+                self._read_alone()
+            else:
+                self._read_shared(self._instance)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that takes
             with self._ready:
                 self._error = error
                 self._ready.notify_all()
 
-    def _loop(self, consumer: Consumer) -> None:
-        committed = time.monotonic()
+    def _read_shared(self, instance: str) -> None:
+        with self._log.subscribe(
+            self._topics, group=self._group, on_assign=self._assigned, on_revoke=self._revoked, instance=instance
+        ) as consumer:
+            self._loop(consumer)
+
+    def _read_alone(self) -> None:
+        """Opened anew where partitions were added: the others go on where they are."""
         while not self._stopped:
+            starts = self._assigned(self._partitions())
+            with self._log.read(starts, group=self._group) as consumer:
+                self._loop(consumer, known=starts)
+            self._paused = frozenset()
+
+    def _partitions(self) -> frozenset[Partition]:
+        return frozenset(p for topic in self._topics for p in self._log.partitions(topic))
+
+    def _grown(self, known: Mapping[Partition, int]) -> bool:
+        """Looked at now and then: partitions may be added to a live topic."""
+        if time.monotonic() < self._look:
+            return False
+        self._look = time.monotonic() + LOOK
+        try:
+            return self._partitions() > known.keys()
+        except LogError as error:
+            logger.warning("whether partitions were added is not known: %s", error)
+            return False
+
+    def _loop(self, consumer: Consumer, *, known: Mapping[Partition, int] | None = None) -> None:
+        """`known`: all partitions there are; ends when there are more."""
+        committed = time.monotonic()
+        while not self._stopped and not (known and self._grown(known)):
             self._throttle(consumer)
             for record in consumer.poll(self._batch(), 0.1):
                 self._push(record)
@@ -195,8 +221,10 @@ class Reader:
             logger.warning("offsets not committed, lag tools see older ones: %s", error)
 
     def _assigned(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
-        bounds = self._log.bounds(partitions)
-        starts = {p: self._progress.start(p, bounds[p][0]) for p in partitions}
+        bounds = self._log.bounds(partitions - self._expected.keys())
+        starts = {
+            p: self._expected[p] if p in self._expected else self._progress.start(p, bounds[p][0]) for p in partitions
+        }
         with self._ready:
             self._expected.update(starts)
             self._ready.notify_all()

@@ -76,9 +76,6 @@ class TrainerSettings:
     """Seconds for which a publish is tried again while the store or the log is away."""
     buffer_bytes: int = 64 << 20
     device: str = "cpu"
-    static: bool = False
-    """Static membership in the consumer group, where a restart then has its partitions back at once: Apache Kafka.
-    Several ranks always have it."""
 
 
 class Trainer:
@@ -210,8 +207,7 @@ class Trainer:
             group=f"{self._names.namespace}.trainer.{self._run}",
             progress=self._progress,
             ends=ends,
-            instance=f"{self._run}-{self._ranks.rank}" if settings.static or self._ranks.size > 1 else None,
-            alone=self._ranks.size == 1,
+            instance=f"{self._run}-{self._ranks.rank}" if self._ranks.size > 1 else None,
             buffer_bytes=settings.buffer_bytes,
         )
 

@@ -209,7 +209,7 @@ class Consumer(Protocol):
     def resume(self, partitions: Iterable[Partition]) -> None: ...
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Commit the NEXT offset to read for each partition, synchronously. Group members only.
+        """Commit the NEXT offset to read for each partition, synchronously. Only with a group.
 
         Raises `LogError`, and commits nothing, where a partition is not assigned to this member (any more).
         """
@@ -268,8 +268,12 @@ class Log(Protocol):
         """Join a consumer group. `instance` gives static membership (`group.instance.id`). Raises `UnknownTopic`."""
         ...
 
-    def read(self, start: Mapping[Partition, int]) -> Consumer:
-        """Read exactly these partitions from these offsets, outside of any group. Raises `UnknownTopic`."""
+    def read(self, start: Mapping[Partition, int], *, group: str | None = None) -> Consumer:
+        """Read exactly these partitions from these offsets, without being a member of any group.
+
+        `group`: commits go under this group's name, for lag tools; one with members refuses them. Raises
+        `UnknownTopic`.
+        """
         ...
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:

@@ -66,7 +66,7 @@ class Objects:
         """Put these files into `directory`, by their paths. Where all of them are there and whole, nothing happens.
 
         `keep`: digests that stay in the cache. Raises `DigestMismatch`, `CheckpointError` for an object that is gone,
-        `StoreError`; then `directory` is as it was.
+        `StoreError`, `OSError` where the disk is full; then `directory` is as it was.
         """
         if directory.is_dir() and all(_holds(directory / name, file) for name, file in files.items()):
             return
@@ -78,6 +78,11 @@ class Objects:
                 self._fill(pool, files, fresh, sources=(cache, directory))
             _remember(files, fresh, cache, keep=set(keep))
             _replace(fresh, directory, files)
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            # A write does not tell where it was made.
+            raise OSError(error.errno, error.strerror, str(directory)) from error
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 

@@ -63,6 +63,9 @@ COMMANDS = (
     ("replay",),
     ("checkpoints",),
     ("checkpoints", "collect"),
+    ("dlq", "list"),
+    ("dlq", "show"),
+    ("dlq", "replay"),
     ("config",),
     ("config", "show"),
 )

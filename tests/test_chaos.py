@@ -164,12 +164,13 @@ def test_journal_of_a_killed_worker(logbook: Logbook) -> None:
     logbook.say(106.0, "sample r.lake.1/0/0 is acknowledged at t[0]@0")
     assert journal.read() == set()
     journal.kill = 7
-    journal.died("worker-0", 110.0)
+    journal.died("worker-0", 110.0, "killed")
     lost = {play.name: play for play in lost_plays(journal.plays, [])}
     assert {name: play.seconds for name, play in lost.items()} == {"r.lake.1/1/0": 9.0, "r.lake.1/2/0": 3.0}
     assert {play.kill for play in lost.values()} == {7}
     cost = count_cost(journal.plays, list(lost.values()), [])
     assert cost["generation_seconds_lost"] == 12.0
+    assert cost["generation_seconds_lost_by_cause"] == {"killed": 12.0}
     assert cost["episodes_lost"] == {"under way": 1, "finished, unacknowledged": 1}
 
 
@@ -179,7 +180,7 @@ def test_record_of_a_killed_worker_is_not_lost(logbook: Logbook) -> None:
     logbook.say(100.0, "sample r.lake.1/0/0 begins")
     logbook.say(102.0, "sample r.lake.1/0/0 is played")
     journal.read()
-    journal.died("worker-0", 103.0)
+    journal.died("worker-0", 103.0, "died")
     logbook.say(110.0, "sample r.lake.1/0/0 begins")
     logbook.say(112.0, "sample r.lake.1/0/0 is played")
     logbook.say(113.0, "sample r.lake.1/0/0 is acknowledged at t[0]@5")
@@ -198,7 +199,7 @@ def test_task_that_went_to_another_worker(logbook: Logbook) -> None:
     logbook.say(103.0, "task r.lake.1 went to another worker")
     journal.read()
     (lost,) = lost_plays(journal.plays, [])
-    assert (lost.name, lost.lost, lost.seconds, lost.moved) == ("r.lake.1/0/0", 103.0, 3.0, True)
+    assert (lost.name, lost.lost, lost.seconds, lost.cause) == ("r.lake.1/0/0", 103.0, 3.0, "moved")
 
 
 def test_played_again() -> None:

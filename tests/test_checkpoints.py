@@ -1,5 +1,6 @@
 """Checkpoints, broken on purpose: one body on MemoryStore and on SeaweedFS."""
 
+import resource
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -386,6 +387,24 @@ def test_a_broken_shard_is_never_served(
     assert checkpoints.latest() == second
     checkpoints.fetch(first, "weights/", tmp_path / "fresh")
     assert content(tmp_path / "fresh") == before
+
+
+def test_a_full_disk_keeps_what_is_there_and_is_told(store: ObjectStore, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(store, RUN)
+    first, second = publish(checkpoints, 1), publish(checkpoints, 2)
+    target = tmp_path / "policy"
+    checkpoints.fetch(first, "weights/", target)
+    before = content(target)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=r"File too large") as caught:
+            checkpoints.fetch(second, "weights/", target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(target)
+    assert content(target) == before
+    assert {p.name for p in tmp_path.iterdir()} == {"policy", ".objects"}
 
 
 @pytest.mark.usefixtures("small_ranges")

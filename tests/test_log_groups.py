@@ -132,6 +132,14 @@ def test_two_members_share_and_the_other_takes_over(log: Log, topic: str, group:
         assert {record.offset for record in taken} == {10}
 
 
+def test_whoever_leaves_in_the_middle_of_a_join_leaves_the_group_whole(log: Log, topic: str, group: str) -> None:
+    with Member(log, topic, group) as early:
+        for _ in range(40):
+            early.poll()
+    with Member(log, topic, group) as late:
+        run_until(lambda: len(late.consumer.assignment()) == 4 and len(late.records) >= 40, late)
+
+
 def positions(partition: Partition, count: int) -> set[tuple[Partition, int]]:
     return {(partition, offset) for offset in range(count)}
 

@@ -54,8 +54,8 @@ class SpyLog(MemoryLog):
         self.refuse = False
         self.polled = threading.Condition()
 
-    def subscribe(self, *args: Any, **settings: Any) -> MemoryConsumer:
-        consumer = super().subscribe(*args, **settings)
+    def read(self, *args: Any, **settings: Any) -> MemoryConsumer:
+        consumer = super().read(*args, **settings)
         poll, commit = consumer.poll, consumer.commit
 
         def counted(max_records: int, timeout: float) -> list[Record]:
@@ -214,11 +214,13 @@ def test_offsets_without_a_record_are_settled_on_the_way(kafka_address: str) -> 
     log.close()
 
 
-def test_what_is_revoked_while_it_waits_goes_to_the_next_owner(log: Log, topic: str) -> None:
+def test_what_is_revoked_while_it_waits_goes_to_the_next_owner(log: Log, topic: str, backend: str) -> None:
+    if backend == "tansu":
+        pytest.skip("Tansu 0.6 accepts static membership without effect: see docs/brokers.md")
     written = write(log, topic, 20, 0) + write(log, topic, 20, 1)
-    with open_reader(log, topic) as first:
+    with open_reader(log, topic, instance="first") as first:
         early = take(first, 1)
-        with open_reader(log, topic) as second:
+        with open_reader(log, topic, instance="second") as second:
             gone, before = await_revocation(first)
             theirs = {p for p in written if p.partition in gone}
             kept = [p for p in early + before if p.partition not in gone]
@@ -271,9 +273,9 @@ def test_what_a_step_settled_meanwhile_does_not_come_again() -> None:
     log = MemoryLog()
     topic = make_topic(log, partitions=2)
     written, progress = write(log, topic, 4, 0) + write(log, topic, 4, 1), Progress()
-    with open_reader(log, topic, progress) as reader:
+    with open_reader(log, topic, progress, instance="first") as reader:
         assert set(take(reader, 8)) == set(written)
-        with open_reader(log, topic):
+        with open_reader(log, topic, instance="second"):
             gone, _ = await_revocation(reader)
         (partition,) = gone
         assert take(reader, 1)[0].partition == partition, "it is back, and read again"

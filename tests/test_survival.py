@@ -11,24 +11,41 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pytest
 from confluent_kafka.admin import AdminClient
 
 from rollstream.consumers import LearnerSettings, Place, Trainer, TrainerSettings
 from rollstream.consumers.audit import audit
 from rollstream.infra.checkpoints import Checkpoints, Fenced
+from rollstream.infra.claims import Claims
+from rollstream.infra.deadletters import DeadLetters, read_letters
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Log, OffsetExpired, Partition, Position
 from rollstream.infra.memory import MemoryLog
+from rollstream.infra.replay import Replay
 from rollstream.infra.s3 import S3Store
+from rollstream.infra.scan import scan
+from rollstream.infra.schemabook import open_schemas
 from rollstream.infra.stack import LocalStack, find_obstacle
 from rollstream.infra.stack.seaweed import STORE
 from rollstream.infra.store import MemoryStore, ObjectStore
 from rollstream.infra.topics import Names, declared
-from rollstream.schemas import Receipt, Trajectory, encode, trajectory_headers
+from rollstream.schemas import (
+    Receipt,
+    Task,
+    Trajectory,
+    decode_as,
+    encode,
+    record_schemas,
+    schema_id,
+    trajectory_headers,
+)
+from rollstream.schemas.bodies import to_body
 
 Episode = Callable[..., Trajectory]
 RUN = "run"
@@ -80,6 +97,17 @@ class Life:
             finally:
                 trainer.stop()
         future.result(0)
+
+    def train(self, **settings: Any) -> Place:
+        """Until the present end of the log."""
+        trainer = self.trainer(groups_per_step=1, until_end=True, **settings)
+        # A step that never fills would wait for ever: the test is to fail then, not to hang.
+        guard = threading.Timer(SECONDS, trainer.stop)
+        guard.start()
+        try:
+            return trainer.run(self.model)
+        finally:
+            guard.cancel()
 
     def await_steps(self, count: int, trainer: "Future[Place] | None" = None) -> None:
         """Until so many more steps are out. Raises what ended the trainer before."""
@@ -295,3 +323,94 @@ def test_an_idle_trainer_learns_that_it_is_fenced(
     life.send(*pairs(episode, "a")[1:], partition=1)
     life.trainer(groups_per_step=1, steps=1).run(life.model)
     assert life.verdict() | {"trained": 2, "pending": 0} == life.verdict()
+
+
+# ---------------------------------------------------------------------- dead letters
+
+
+def newer_schema() -> str:
+    """Trajectory, with a field more than this release knows."""
+    schema = json.loads(next(shipped.text for shipped in record_schemas() if shipped.name == "trajectory.v1"))
+    schema["fields"].append({"name": "mood", "type": "string", "default": ""})
+    return json.dumps(schema)
+
+
+def send_newer(life: Life, *trajectories: Trajectory) -> None:
+    """As a release would that knows this schema, and did not publish it."""
+    avro: Any = fastavro
+    text = newer_schema()
+    with life.log.writer() as writer:
+        for trajectory in trajectories:
+            frame = BytesIO(b"\0" + schema_id(text).to_bytes(4))
+            frame.seek(0, SEEK_END)
+            avro.schemaless_writer(frame, avro.parse_schema(json.loads(text)), to_body(trajectory) | {"mood": "glad"})
+            key, headers = trajectory.group_id.encode(), trajectory_headers(trajectory)
+            writer.append(life.topic, frame.getvalue(), key=key, headers=headers).result(SECONDS)
+
+
+def publish_newer(life: Life) -> None:
+    text = newer_schema()
+    with life.log.writer() as writer:
+        writer.append(life.names.schemas, text.encode(), key=str(schema_id(text)).encode()).result(SECONDS)
+
+
+def replay(life: Life, **options: bool) -> list[bool]:
+    """Which of the dead letters went back to their topic."""
+    what = Replay(
+        log=life.log,
+        names=life.names,
+        schemas=open_schemas(life.log, life.names),
+        claims=Claims(lambda: life.store, life.names),
+        **options,
+    )
+    return [outcome.position is not None for outcome in what.append(read_letters(life.log, life.names))]
+
+
+def test_replay_after_a_fix_trains_once(life: Life, episode: Episode) -> None:
+    """A group of poison alone is settled, and its slot is free. Its schema comes later, and so does its step."""
+    send_newer(life, *pairs(episode, "new"))
+    life.send(*pairs(episode, "old"))
+    life.train()
+    assert life.verdict() | {"trained": 2, "dropped": {"unknown-schema": 2}} == life.verdict()
+    assert replay(life) == [False, False], "nothing is mended yet"
+
+    publish_newer(life)
+    assert replay(life) == [True, True]
+    assert replay(life) == [False, False], "they are remembered"
+    life.train()
+    assert life.verdict() | {"trained": 4, "dropped": {"unknown-schema": 2}, "pending": 0} == life.verdict()
+
+    assert replay(life, again=True) == [True, True]
+    life.train()
+    dropped = {"unknown-schema": 2, "duplicate": 2}
+    assert life.verdict() | {"trained": 4, "dropped": dropped, "pending": 0} == life.verdict()
+
+
+def test_letters_that_come_back_too_early_can_be_replayed_again(memory: Life, episode: Episode) -> None:
+    """A trainer that runs remembers for a while that nobody knew the schema: these are letters of their own then."""
+    with memory.training(group_timeout=0.2) as trainer:
+        send_newer(memory, *pairs(episode, "new"))
+        memory.await_steps(1, trainer)
+        publish_newer(memory)
+        assert replay(memory) == [True, True]
+        memory.send(*pairs(episode, "old"))
+        memory.await_steps(1, trainer)
+    memory.train()
+    if memory.verdict()["trained"] == 2:
+        assert replay(memory) == [False, False, True, True]
+        memory.train()
+    assert memory.verdict() | {"trained": 4, "pending": 0} == memory.verdict()
+
+
+def test_a_task_that_nobody_could_serve_comes_back_to_the_tasks(memory: Life) -> None:
+    topic = Partition(memory.names.tasks, 0)
+    task = Task(task_id="run.maze.00000001", environment="maze", group_size=2, seed=1)
+    with memory.log.writer() as writer:
+        at = writer.append(topic.topic, encode(task), key=task.task_id.encode(), partition=0).result(SECONDS)
+    (record,) = scan(memory.log, {topic: at.offset})
+    letters = DeadLetters(memory.log, memory.names)
+    letters.send(record, reason="unknown-topic", error="there is no such topic")
+    letters.close()
+    assert replay(memory) == [True]
+    tasks = scan(memory.log, memory.log.partitions(topic.topic))
+    assert [decode_as(Task, r.value or b"").task_id for r in tasks] == [task.task_id] * 2

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) rollstream\.producers\.\w+: (.*)")
 BEGINS = re.compile(r"sample (\S+) begins")
@@ -22,6 +23,10 @@ ACKNOWLEDGED = re.compile(r"sample (\S+) is acknowledged at (\S+)")
 MOVED = re.compile(r"task (\S+) went to another worker")
 CLOCKS = 0.05
 """Seconds by which two clocks that tell of one record may differ."""
+
+
+Cause = Literal["killed", "died", "moved"]
+"""Its worker was killed, or ended by itself, or its task went to another worker."""
 
 
 @dataclass(slots=True)
@@ -38,8 +43,8 @@ class Play:
     """Where its record lies, as its worker was told."""
     lost: float | None = None
     """When its worker ended without an acknowledgement, or gave it up."""
-    moved: bool = False
-    """It was given up because its task went to another worker."""
+    cause: Cause | None = None
+    """Why it was lost."""
     kill: int = 0
     """The number of the last kill before it was lost; 0 before the first."""
 
@@ -72,10 +77,10 @@ class Journal:
                     self._take(worker, moment, found[2])
         return joining
 
-    def died(self, worker: str, moment: float) -> None:
+    def died(self, worker: str, moment: float, cause: Cause) -> None:
         """This worker ended; what it had under way is lost. Read its log to the end first."""
         for key in [key for key in self._open if key[0] == worker]:
-            self._lose(self._open.pop(key), moment)
+            self._lose(self._open.pop(key), moment, cause)
 
     def _take(self, worker: str, moment: float, text: str) -> None:
         if found := BEGINS.fullmatch(text):
@@ -89,11 +94,10 @@ class Journal:
                 finished.acknowledged, finished.place = moment, found[2]
         elif found := MOVED.fullmatch(text):
             for key in [k for k in self._open if k[0] == worker and k[1].rsplit("/", 2)[0] == found[1]]:
-                self._open[key].moved = True
-                self._lose(self._open.pop(key), moment)
+                self._lose(self._open.pop(key), moment, "moved")
 
-    def _lose(self, play: Play, moment: float) -> None:
-        play.lost, play.kill = moment, self.kill
+    def _lose(self, play: Play, moment: float, cause: Cause) -> None:
+        play.lost, play.cause, play.kill = moment, cause, self.kill
 
 
 class Follow:

@@ -69,13 +69,12 @@ def judge_outcome(found: Audit, witness: Verdict) -> Report:
 
 
 def count_cost(plays: Sequence[Play], lost: Sequence[Play], kills: Sequence[Kill]) -> Report:
-    """Generation that was for nothing, by the kill that it came after; and what was played again though finished."""
-    seconds: defaultdict[int, float] = defaultdict(float)
+    """Generation that was for nothing, by its cause and by the kill that it came after; and what was finished and
+    played again all the same."""
+    seconds, causes = defaultdict[int, float](float), defaultdict[str, float](float)
     for play in lost:
         seconds[play.kill] += play.seconds
-    by_kind: defaultdict[str, float] = defaultdict(float)
-    for kill in kills:
-        by_kind[kill.victim.partition("-")[0]] += seconds[kill.number]
+        causes[play.cause or ""] += play.seconds
     again = list(played_again(plays))
     total = sum(seconds.values())
     return {
@@ -83,9 +82,8 @@ def count_cost(plays: Sequence[Play], lost: Sequence[Play], kills: Sequence[Kill
         "generation_seconds_lost": round(total, 1),
         "generation_seconds_lost_per_kill": round(total / max(1, len(kills)), 2),
         "generation_seconds_lost_most": round(max(seconds.values(), default=0.0), 1),
-        "generation_seconds_lost_by_victim": {kind: round(value, 1) for kind, value in sorted(by_kind.items())},
+        "generation_seconds_lost_by_cause": {cause: round(value, 1) for cause, value in sorted(causes.items())},
         "generation_seconds_lost_before": round(seconds[0], 1),
-        "generation_seconds_lost_moved": round(sum(play.seconds for play in lost if play.moved), 1),
         "episodes": len(plays),
         "episodes_lost": {
             "under way": sum(play.played is None for play in lost),
@@ -120,6 +118,7 @@ def as_lines(report: Mapping[str, Any]) -> list[str]:
         f"{'generation':<14} {report['generation_seconds']:,.0f} s in {report['episodes']:,} episodes",
         f"{'of it lost':<14} {report['generation_seconds_lost']:,.1f} s, "
         f"{report['generation_seconds_lost_per_kill']:.2f} s a kill, {_list(lost)}",
+        f"{'':<14} {_list(report['generation_seconds_lost_by_cause'])} (seconds)",
         f"{'played again':<14} {again['episodes']:,} finished episodes, {again['seconds']:,.1f} s",
     ]
 
@@ -128,7 +127,7 @@ def _verdict(agreed: bool) -> str:
     return "agrees" if agreed else "DISAGREES"
 
 
-def _list(counts: Mapping[str, int]) -> str:
+def _list(counts: Mapping[str, float]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "none"
 
 

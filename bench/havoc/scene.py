@@ -114,7 +114,7 @@ class Scene:
         self._read_logs()
         for death in self.crew.check():
             self._read_logs()
-            self.journal.died(death.name, time.time())
+            self.journal.died(death.name, time.time(), "died")
             if death.status != 137:
                 self.signs.deaths.append(str(death))
         for name, server in self._servers.items():
@@ -170,7 +170,7 @@ class Scene:
         self.crew.kill(name)
         moment = time.time()
         self._read_logs()
-        self.journal.died(name, moment)
+        self.journal.died(name, moment, "killed")
         return moment
 
     # ------------------------------------------------------------------ inside

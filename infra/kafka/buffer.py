@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ..log import LogError, Partition, Position
 from .doubt import Doubt
-from .errors import code_of, to_log_error
+from .errors import code_of, ends_client, to_log_error
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class Buffer:
 
     def __init__(self, client: Producer, capacity: int, batch_bytes: int) -> None:
         self.pending = 0
+        self.broken = False
+        """The client is of no more use: what is appended from now on needs another one."""
         self._client = client
         self._capacity, self._batch_bytes = capacity, batch_bytes
         self._bytes = 0
@@ -62,7 +64,8 @@ class Buffer:
     def enter(self, size: int) -> None:
         """Take room for a record, waiting until there is some; a record larger than the buffer waits for all of it.
 
-        The reports' own thread is never held back: it is the one that makes room. Raises `LogError` once closing.
+        The reports' own thread is never held back: it is the one that makes room. Raises `LogError` once closing;
+        retriable where only this client is closed.
         """
         with self._changed:
             self._held += 1
@@ -72,7 +75,7 @@ class Buffer:
             finally:
                 self._held -= 1
             if self._closing:
-                raise LogError("the writer is closed")
+                raise LogError("the writer is closed", retriable=self.broken)
             self.pending += 1
             self._bytes += size
 
@@ -100,7 +103,7 @@ class Buffer:
                 with self._changed:
                     self._changed.wait(0.05)
             except KafkaException as error:
-                self._finish(append, to_log_error(code_of(error), f"append to {append.topic}"))
+                self._finish(append, self._refusal(append, code_of(error)))
                 return
 
     def drain(self, timeout: float) -> bool:
@@ -134,7 +137,7 @@ class Buffer:
         """The delivery report of one record."""
         partition = Partition(append.topic, message.partition() or 0)
         if error is not None:
-            self._finish(append, to_log_error(error, f"append to {append.topic}"))
+            self._finish(append, self._refusal(append, error))
         elif not self._is_doubtful(append, partition, message.offset()):
             self._finish(append, Position(partition, message.offset() or 0))
         elif append.attempts < ATTEMPTS:
@@ -143,6 +146,15 @@ class Buffer:
         else:
             doing = f"append to {append.topic}: acknowledged {ATTEMPTS} times as a duplicate, without a position"
             self._finish(append, LogError(doing, retriable=True))
+
+    def _refusal(self, append: Append, error: KafkaError) -> LogError:
+        doing = f"append to {append.topic}"
+        if not ends_client(error):
+            return to_log_error(error, doing)
+        if not self.broken:
+            _log.warning("%s: %s (%s); a new client takes over", doing, error.str(), error.name())
+        self.broken = True
+        return LogError(f"{doing}: {error.str()} ({error.name()}); another client may append it", retriable=True)
 
     def _is_doubtful(self, append: Append, partition: Partition, offset: int | None) -> bool:
         doubt = self._doubts.get(partition)

@@ -8,6 +8,7 @@ Rebalancing is cooperative (`cooperative-sticky`, or KIP-848 with `group.protoco
 has while others come and go.
 """
 
+import contextlib
 import logging
 import time
 import warnings
@@ -35,6 +36,8 @@ SLICE = 0.2
 """Seconds that one wait in the client lasts at most, so that close and Ctrl-C need not wait longer."""
 _PATIENCE = 20.0
 """Seconds for the group's coordinator to answer."""
+JOIN = 10.0
+"""Seconds for which a member that is to leave waits for the join that it is in the middle of."""
 
 Bounds = Callable[[Iterable[Partition]], dict[Partition, tuple[int, int]]]
 
@@ -52,7 +55,9 @@ class KafkaConsumer:
     ) -> None:
         self._client, self._bounds = client, bounds
         self._on_assign, self._on_revoke = on_assign, on_revoke
-        self._grouped = False
+        self._commits = False
+        self._joins = self._joining = False
+        """In the middle of a join, as far as the callbacks tell; of no account with KIP-848, which has none."""
         self._positions: dict[Partition, int] = {}
         """Next offset of each assigned partition; OFFSET_BEGINNING before the first record of one without a commit."""
         self._paused: set[Partition] = set()
@@ -66,13 +71,14 @@ class KafkaConsumer:
         self._closed = False
         self._busy = RLock()
 
-    def subscribe(self, topics: Iterable[str]) -> None:
-        """Join the group."""
-        self._grouped = True
+    def subscribe(self, topics: Iterable[str], *, joins: bool) -> None:
+        """Become a member of the group. `joins`: by the classic protocol."""
+        self._commits, self._joining, self._joins = True, joins, joins
         self._client.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
 
-    def start(self, start: Mapping[Partition, int]) -> None:
-        """Read these partitions, outside of any group."""
+    def start(self, start: Mapping[Partition, int], *, commits: bool) -> None:
+        """Read these partitions, without being a member of the group. `commits`: it has one to commit under."""
+        self._commits = commits
         self._client.assign([at_offset(partition, offset) for partition, offset in start.items()])
         self._positions.update(start)
 
@@ -125,8 +131,8 @@ class KafkaConsumer:
             self._paused.difference_update(chosen)
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
-        if not self._grouped:
-            raise LogError("only a member of a group commits; this consumer reads partitions named by hand")
+        if not self._commits:
+            raise LogError("only a consumer with a group commits; this one reads partitions named by hand")
         with self._busy:
             if gone := offsets.keys() - self._positions.keys():
                 raise LogError(f"not committed: {', '.join(map(str, sorted(gone)))} not assigned to this consumer")
@@ -163,11 +169,22 @@ class KafkaConsumer:
     def _release(self) -> None:
         if self._closed:
             return
+        self._finish_join()
         self._closed = True
         self._client.close()
         self._positions.clear()
         if self._errors:
             raise self._errors.pop()
+
+    def _finish_join(self) -> None:
+        """Tansu 0.6 never ends a join that a member leaves: its group would not give anybody anything ever again.
+
+        That another member is joining, a heartbeat tells: then it is too late here. docs/brokers.md has what remains.
+        """
+        deadline = time.monotonic() + JOIN
+        with contextlib.suppress(LogError):
+            while self._joining and self._broken is None and time.monotonic() < deadline:
+                self._fetch(1, SLICE)
 
     def _own(self, partition: Partition) -> Partition:
         if partition not in self._positions:
@@ -238,6 +255,7 @@ class KafkaConsumer:
             self._errors.append(to_log_error(error, f"poll {partition or ''}".rstrip()))
 
     def _assigned(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        self._joining = False
         gained = to_partitions(partitions)
         starts: Mapping[Partition, int] = {}
         try:
@@ -271,12 +289,14 @@ class KafkaConsumer:
         }
 
     def _revoked(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        self._joining = self._joins
         lost = to_partitions(partitions) & self._positions.keys()
         self._tell(lost)
         client.incremental_unassign(partitions)
         self._forget(lost)
 
     def _lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        self._joining = self._joins
         lost = to_partitions(partitions) & self._positions.keys()
         # forgotten first, so that a commit in the callback is refused: others may have these partitions by now
         self._forget(lost)

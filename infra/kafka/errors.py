@@ -27,6 +27,10 @@ PASSING = frozenset(
 what Tansu answers while its object store is away."""
 
 
+FENCED = frozenset({"PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
+"""A producer that the broker knows a newer one of, though there is none: on Tansu after its object store was away."""
+
+
 def code_of(error: KafkaException) -> KafkaError:
     """What the client found."""
     found = error.args[0]
@@ -36,6 +40,11 @@ def code_of(error: KafkaException) -> KafkaError:
 def is_passing(error: KafkaError) -> bool:
     """May the same call succeed later?"""
     return not error.fatal() and (error.retriable() or error.name() in PASSING)
+
+
+def ends_client(error: KafkaError) -> bool:
+    """Will this client never append again, though another one may?"""
+    return error.fatal() or error.name() in FENCED
 
 
 def to_log_error(error: KafkaError, doing: str) -> LogError:

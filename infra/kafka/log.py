@@ -72,18 +72,20 @@ class KafkaLog:
             self._admin.find(name)
         own = {"group.id": group} if instance is None else {"group.id": group, "group.instance.id": instance}
         consumer = KafkaConsumer(self._consumer(own), self.bounds, on_assign=on_assign, on_revoke=on_revoke)
-        consumer.subscribe(names)
+        # A static member does not tell the group that it leaves, and KIP-848 knows no joins.
+        joins = instance is None and self._settings.get("group.protocol", "classic") == "classic"
+        consumer.subscribe(names, joins=joins)
         return consumer
 
-    def read(self, start: Mapping[Partition, int]) -> KafkaConsumer:
+    def read(self, start: Mapping[Partition, int], *, group: str | None = None) -> KafkaConsumer:
         for topic in {partition.topic for partition in start}:
             there = self.partitions(topic)
             if missing := sorted(
                 partition for partition in start if partition.topic == topic and partition not in there
             ):
                 raise LogError(f"there is no {missing[0]}: the topic has {len(there)} partitions")
-        consumer = KafkaConsumer(self._consumer({}), self.bounds)
-        consumer.start(start)
+        consumer = KafkaConsumer(self._consumer({} if group is None else {"group.id": group}), self.bounds)
+        consumer.start(start, commits=group is not None)
         return consumer
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:

@@ -36,7 +36,8 @@ class KafkaWriter:
 
     `find` tells a topic's settings; it is asked when a topic is first used, and again before a record is refused.
     `connect` opens a client whose batches hold so many bytes. There is one for all usual topics, and another for those
-    that accept less than a usual batch: the broker judges a batch as a whole, and its records fall together.
+    that accept less than a usual batch: the broker judges a batch as a whole, and its records fall together. A client
+    that cannot go on is replaced by a new one; what it had under way fails, retriable.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class KafkaWriter:
         self._closed = False
         # opened here, so that settings which the client refuses are known at once
         self._buffers = {batch_bytes: Buffer(connect(batch_bytes), capacity, batch_bytes)}
+        self._retired: list[Buffer] = []
+        """Those of clients that were replaced, until nothing of them is under way."""
 
     def append(
         self,
@@ -95,7 +98,7 @@ class KafkaWriter:
             return
         self._seal()
         left = 0 if self._drain(timeout) else self._pending()
-        for buffer in self._buffers.values():
+        for buffer in self._every():
             if left:
                 buffer.purge()
             buffer.join()
@@ -140,24 +143,33 @@ class KafkaWriter:
     def _choose(self, known: _Known) -> Buffer:
         size = min(self._batch_bytes, known.limit)
         buffer = self._buffers.get(size)
-        if buffer is None:
-            with self._lock:
-                if self._closed:
-                    raise LogError("the writer is closed")
-                if size not in self._buffers:
-                    self._buffers[size] = Buffer(self._connect(size), self._capacity, size)
-                buffer = self._buffers[size]
-        return buffer
+        return buffer if buffer is not None and not buffer.broken else self._open(size)
+
+    def _open(self, size: int) -> Buffer:
+        """The buffer for batches of this size, opened now where there is none that can go on."""
+        with self._lock:
+            if self._closed:
+                raise LogError("the writer is closed")
+            old = self._buffers.get(size)
+            if old is None or old.broken:
+                self._buffers[size] = Buffer(self._connect(size), self._capacity, size)
+                if old is not None:
+                    old.seal()
+                    self._retired = [b for b in (*self._retired, old) if b.pending]
+            return self._buffers[size]
+
+    def _every(self) -> list[Buffer]:
+        return [*self._retired, *self._buffers.values()]
 
     def _seal(self) -> None:
         with self._lock:
             self._closed = True
-            for buffer in self._buffers.values():
+            for buffer in self._every():
                 buffer.seal()
 
     def _drain(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
-        return all(buffer.drain(deadline - time.monotonic()) for buffer in [*self._buffers.values()])
+        return all(buffer.drain(deadline - time.monotonic()) for buffer in self._every())
 
     def _pending(self) -> int:
-        return sum(buffer.pending for buffer in [*self._buffers.values()])
+        return sum(buffer.pending for buffer in self._every())

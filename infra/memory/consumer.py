@@ -63,11 +63,11 @@ class MemoryConsumer:
         self._paused.difference_update([self._own(partition) for partition in partitions])
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
-        if self._group is None or self._member is None:
-            raise LogError("only a member of a group commits; this consumer reads partitions named by hand")
+        if self._group is None:
+            raise LogError("only a consumer with a group commits; this one reads partitions named by hand")
         with self._store.changed:
             self._check_usable()
-            if gone := offsets.keys() - self._member.held:
+            if gone := offsets.keys() - (self._positions.keys() if self._member is None else self._member.held):
                 raise LogError(f"not committed: {', '.join(map(str, sorted(gone)))} not assigned to this consumer")
             self._store.group(self._group).offsets.update(offsets)
 
@@ -137,7 +137,7 @@ class MemoryConsumer:
 
     def _patience(self) -> float:
         """Seconds until the place of an absent static member ends; other changes notify."""
-        if self._group is None:
+        if self._group is None or self._member is None:
             return float("inf")
         now = time.monotonic()
         ends = self._store.group(self._group).expire(now, self._store.counts())

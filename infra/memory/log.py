@@ -41,10 +41,10 @@ class MemoryLog:
             store.changed.notify_all()
         return MemoryConsumer(store, {}, group=group, member=member, on_assign=on_assign, on_revoke=on_revoke)
 
-    def read(self, start: Mapping[Partition, int]) -> MemoryConsumer:
+    def read(self, start: Mapping[Partition, int], *, group: str | None = None) -> MemoryConsumer:
         for partition in start:
             self._store.shelf(partition)
-        return MemoryConsumer(self._store, start)
+        return MemoryConsumer(self._store, start, group=group)
 
     def partitions(self, topic: str) -> tuple[Partition, ...]:
         return tuple(Partition(topic, number) for number in range(self._store.find(topic).partitions))
