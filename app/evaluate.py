@@ -59,11 +59,12 @@ def evaluate(
 
 
 def _play(here: Context, manifest: "Manifest", seeds: range) -> dict[str, float]:
+    from ..infra.checkpoints import WEIGHTS
     from ..producers.evaluation import evaluate_policy
 
     config = here.config
     with tempfile.TemporaryDirectory(prefix="rollstream-evaluate-") as scratch:
-        here.checkpoints.fetch(manifest, "weights/", Path(scratch))
+        here.checkpoints.fetch(manifest, WEIGHTS, Path(scratch))
         weights = Path(scratch) / "weights"
         return asyncio.run(
             evaluate_policy(

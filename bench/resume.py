@@ -171,7 +171,6 @@ def train(
         environments={"maze": 1.0},
         learner=LearnerSettings(lr=1e-3),
         max_staleness=1_000_000,
-        static=scene.endpoints.group_protocol == "consumer",
         **fields,
     )
     log = scene.log()

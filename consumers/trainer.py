@@ -69,7 +69,7 @@ class TrainerSettings:
     until_end: bool = False
     """Stop at the present end of the log rather than wait for more: a replay."""
     state_every: int = 1
-    """Optimizer and cursors go into every n-th checkpoint; a restart goes back to the last such one."""
+    """Optimizer state goes into every n-th checkpoint and the last one; a restart goes back to the last that has it."""
     keep: int = 20
     """Newest checkpoints whose objects stay, besides the one a restart goes back to; 0 keeps all."""
     patience: float = PATIENCE
@@ -304,13 +304,17 @@ class Trainer:
                 session.learner,
                 session.companions,
                 cursors=self._progress.snapshot(),
-                seen=self._seen if receipt.step % self._settings.state_every == 0 else None,
+                seen=self._seen if self._keeps_state(receipt.step) else None,
             )
         published = self._ranks.exchange(Place.of(receipt))[0]
         self._place, self._gate.version = published, published.version
         self._publishing = time.monotonic() - began
         if self._leads and self._on_step is not None:
             self._on_step(receipt)
+
+    def _keeps_state(self, step: int) -> bool:
+        """Every n-th step, and the one that is known to be this life's last."""
+        return step % self._settings.state_every == 0 or step == self._settings.steps or self._stop.is_set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

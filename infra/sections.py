@@ -235,7 +235,7 @@ class TrainerSection(Section):
     steps: Count | None = None
     """Stop after so many steps of the run; absent: go on."""
     checkpoint_every: Count = 1
-    """Optimizer state and cursors go into every n-th checkpoint; weights into each."""
+    """Optimizer state goes into every n-th checkpoint, and into the last one before a stop; weights into each."""
     patience: Positive = 600.0
     """Seconds for which a publish is tried again while the store or the log is away; then the trainer ends."""
     keep: Whole = 20

@@ -28,10 +28,10 @@ class Holed(MemoryLog):
             raise LogError("away", retriable=True)
         return {p: (first, end + self.holes.get(p, 0)) for p, (first, end) in super().bounds(partitions).items()}
 
-    def read(self, start: Mapping[Partition, int]) -> MemoryConsumer:
+    def read(self, start: Mapping[Partition, int], *, group: str | None = None) -> MemoryConsumer:
         """From within a hole nothing comes."""
         ends = {p: end for p, (_, end) in super().bounds(start).items()}
-        return super().read({p: min(at, ends[p]) for p, at in start.items()})
+        return super().read({p: min(at, ends[p]) for p, at in start.items()}, group=group)
 
 
 @pytest.fixture

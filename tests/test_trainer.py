@@ -414,6 +414,20 @@ def test_state_every_other_step_goes_back_and_still_adds_up(memory: Rig, whole: 
     assert memory.verdict()["trained"] == 12
 
 
+@pytest.mark.parametrize("how", ["steps", "stop"])
+def test_an_orderly_end_keeps_the_state_whatever_state_every_says(memory: Rig, episode: Episode, how: str) -> None:
+    memory.send(*pairs(episode, "a", "b", "c"), partition=0)
+    if how == "steps":
+        memory.train(groups_per_step=1, state_every=7, steps=2)
+    else:
+        trainer = memory.trainer(groups_per_step=1, state_every=7, on_step=lambda _: trainer.stop())
+        trainer.run(memory.model)
+    left = memory.latest()
+    memory.train(groups_per_step=1, state_every=7)
+    assert [r.parent for r in memory.lineage()].count(left.version) == 1, "it went on from there"
+    assert memory.verdict()["trained"] == 6
+
+
 class OldStore(MemoryStore):
     """Lists everything as written long ago, so that no grace protects it."""
 
@@ -438,9 +452,14 @@ def fetch_weights(rig: Rig, version: int) -> None:
 def test_old_checkpoints_are_collected_and_the_one_to_go_on_from_stays(
     memory: Rig, episode: Episode, keep: int, kept: list[int]
 ) -> None:
+    def on_step(receipt: Receipt) -> None:
+        if receipt.step == 11:
+            raise Crash
+
     memory.store = OldStore()
     memory.send(*pairs(episode, *(f"g{n}" for n in range(12))), partition=0)
-    memory.train(groups_per_step=1, steps=11, state_every=7, keep=keep)
+    with pytest.raises(Crash):
+        memory.train(groups_per_step=1, state_every=7, keep=keep, on_step=on_step)
     assert memory.checkpoints.versions() == [*range(1, 13)]
     for version in kept:
         fetch_weights(memory, version)

@@ -11,6 +11,7 @@ not. A moment that does not come within `PATIENCE` is told as "anytime".
 
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,12 +123,14 @@ class Killer:
         return signs.join if signs.join > order.drawn or now - signs.join < JUST_NOW else None
 
     def _choose(self) -> str | None:
-        """A process of the kind that is to die; the last victim where it is to die in its restart."""
+        """A process of the kind that is to die, who died least; the last victim where it is to die in its restart."""
         order, scene = self._order, self._scene
         if order.moment == "restart" and scene.expendable(self.done[-1].victim):
             return self.done[-1].victim
         kinds: list[Kind] = [order.kind, *self._rng.sample(self._wanted, len(self._wanted))]
         for kind in kinds:
             if ready := [name for name in scene.members(kind) if scene.expendable(name)]:
-                return self._rng.choice(ready)
+                times = Counter(kill.victim for kill in self.done)
+                fewest = min(times[name] for name in ready)
+                return self._rng.choice([name for name in ready if times[name] == fewest])
         return None

@@ -7,11 +7,11 @@ All names are librdkafka's, so security (SASL, TLS, OAuth) passes through as it 
 shown.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Literal
 
 from ..log import LogError
+from ..sections import is_secret
 
 Role = Literal["admin", "writer", "consumer"]
 Settings = Mapping[str, str]
@@ -90,7 +90,6 @@ _ONLY: Mapping[Role, tuple[str, ...]] = {
         *("check.crcs", "client.rack"),
     ),
 }
-_SECRET = re.compile(r"password|passphrase|secret|token|jaas|key\.pem|oauthbearer\.config|credential")
 
 
 def assemble(role: Role, bootstrap: str, settings: Settings) -> dict[str, str]:
@@ -116,7 +115,7 @@ def check_settings(settings: Settings) -> None:
 def hide_secrets(text: str, settings: Settings) -> str:
     """`text` without the values of secret settings."""
     for name, value in settings.items():
-        if value and _SECRET.search(name):
+        if value and is_secret(name):
             text = text.replace(value, "***")
     return text
 
