@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -279,13 +280,23 @@ def test_killed_is_no_failed_start(tmp_path: Path) -> None:
 KEYS = {"kills", "acknowledged", "trained", "dropped", "pending", "lost", "twice", "generation_seconds_lost"}
 
 
-def run_chaos(*options: str) -> dict[str, Any]:
-    done = subprocess.run(
-        (sys.executable, str(CHAOS), "--json", *options), capture_output=True, text=True, check=False, timeout=1800
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+RunChaos = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run_chaos(pytestconfig: pytest.Config) -> RunChaos:
+    """Runs the bench; its processes find their bytecode where the last run of the tests left it."""
+    assert pytestconfig.cache is not None
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": str(pytestconfig.cache.mkdir("bytecode"))}
+
+    def run(*options: str) -> dict[str, Any]:
+        command = (sys.executable, str(CHAOS), "--json", *options)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800, env=environment)
+        assert done.returncode == 0, done.stderr[-6000:]
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    return run
 
 
 def check_report(report: dict[str, Any], kills: int) -> None:
@@ -302,13 +313,13 @@ def check_report(report: dict[str, Any], kills: int) -> None:
 
 
 @NO_STACK
-def test_few_kills() -> None:
-    check_report(run_chaos("--kills", "4", "--seed", "3"), 4)
+def test_few_kills(run_chaos: RunChaos) -> None:
+    check_report(run_chaos("--kills", "3", "--seed", "3"), 3)
 
 
 @pytest.mark.slow
 @NO_STACK
-def test_fifty_kills_embedded() -> None:
+def test_fifty_kills_embedded(run_chaos: RunChaos) -> None:
     report = run_chaos("--kills", "50", "--seed", "1")
     check_report(report, 50)
     assert set(report["victims"]) == {"trainer", "worker-0", "worker-1", "dispatcher", "broker-1", "store"}
@@ -317,7 +328,7 @@ def test_fifty_kills_embedded() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(find_obstacle("kafka")), reason=find_obstacle("kafka") or "")
-def test_fifty_kills_kafka() -> None:
+def test_fifty_kills_kafka(run_chaos: RunChaos) -> None:
     report = run_chaos("--kills", "50", "--seed", "1", "--broker", "kafka", "--brokers", "3")
     check_report(report, 50)
     assert {"broker-1", "broker-2", "broker-3"} <= set(report["victims"])
@@ -325,7 +336,7 @@ def test_fifty_kills_kafka() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(find_obstacle("kafka")), reason=find_obstacle("kafka") or "")
-def test_trainer_kills_cost_no_generation() -> None:
+def test_trainer_kills_cost_no_generation(run_chaos: RunChaos) -> None:
     """Producers live alone: nothing is lost and nothing finished is played again for a trainer, a store, a
     dispatcher."""
     report = run_chaos("--kills", "8", "--seed", "5", "--broker", "kafka", "--victims", "trainer,store,dispatcher")

@@ -7,7 +7,8 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Generator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,11 +22,13 @@ from confluent_kafka.admin import AdminClient
 
 from rollstream.consumers import LearnerSettings, Place, Trainer, TrainerSettings
 from rollstream.consumers.audit import audit
+from rollstream.consumers.progress import Progress
+from rollstream.consumers.reader import Reader
 from rollstream.infra.checkpoints import Checkpoints, Fenced
 from rollstream.infra.claims import Claims
 from rollstream.infra.deadletters import DeadLetters, read_letters
 from rollstream.infra.kafka import KafkaLog
-from rollstream.infra.log import Log, OffsetExpired, Partition, Position
+from rollstream.infra.log import Log, OffsetExpired, Partition, Position, Record
 from rollstream.infra.memory import MemoryLog
 from rollstream.infra.replay import Replay
 from rollstream.infra.s3 import S3Store
@@ -242,36 +245,49 @@ def leader(bootstrap: str, partition: Partition) -> int:
     return int(admin.list_topics(partition.topic, 30).topics[partition.topic].partitions[partition.number].leader)
 
 
-@ON_BROKERS
-def test_case_14_a_step_longer_than_the_poll_interval_costs_no_membership(
-    backend: str,
-    request: pytest.FixtureRequest,
-    policy_dir: Path,
-    tmp_path: Path,
-    episode: Episode,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    settings = {"max.poll.interval.ms": "6000", "session.timeout.ms": "6000"}
-    log, names = KafkaLog(request.getfixturevalue(f"{backend}_address"), settings=settings), Names(f"t-{uuid.uuid4()}")
+LAZY = {"max.poll.interval.ms": "6000", "session.timeout.ms": "6000"}
+
+
+@pytest.fixture
+def strict(backend: str, request: pytest.FixtureRequest, policy_dir: Path, tmp_path: Path) -> Iterator[Life]:
+    """On a log that takes a member's partitions away when it does not poll for six seconds."""
+    log, names = KafkaLog(request.getfixturevalue(f"{backend}_address"), settings=LAZY), Names(f"t-{uuid.uuid4()}")
     for topic in declared(names.namespace, {"maze": 2}):
         log.create(topic)
-    life, stalled = Life(log, names, policy_dir, tmp_path), threading.Event()
+    yield Life(log, names, policy_dir, tmp_path)
+    log.close()
 
+
+@ON_BROKERS
+def test_case_14_a_step_longer_than_the_poll_interval_reads_nothing_twice(strict: Life, episode: Episode) -> None:
     def stall(receipt: Receipt) -> None:
         if receipt.step == 1:
-            stalled.wait(10.0)
+            threading.Event().wait(10.0)
 
-    life.on_step = stall
-    with caplog.at_level(logging.INFO, "rollstream.consumers.reader"), life.training() as trainer:
-        life.send(*pairs(episode, "a", "b"))
-        life.await_steps(2, trainer)
-        life.send(*pairs(episode, "c"))
-        life.await_steps(1, trainer)
-    assigned = [m for m in caplog.messages if m.startswith("assigned")]
-    met = [p for message in assigned for p in message.split() if p.startswith(life.topic)]
-    assert sorted(met) == sorted(str(p) for p in log.partitions(life.topic)), "each partition was assigned once"
-    assert life.verdict() | {"trained": 6, "dropped": {}} == life.verdict()
-    log.close()
+    strict.on_step = stall
+    with strict.training() as trainer:
+        strict.send(*pairs(episode, "a", "b"))
+        strict.await_steps(2, trainer)
+        strict.send(*pairs(episode, "c"))
+        strict.await_steps(1, trainer)
+    assert strict.verdict() | {"trained": 6, "dropped": {}} == strict.verdict()
+
+
+@ON_BROKERS
+def test_case_14_a_rank_that_is_at_a_long_step_keeps_its_membership(
+    strict: Life, episode: Episode, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = strict.send(*pairs(episode, "a", "b", "c"))
+    reader = Reader(strict.log, {strict.topic: 1.0}, group=f"g-{uuid.uuid4()}", progress=Progress(), instance="rank-0")
+    with caplog.at_level(logging.INFO, "rollstream.consumers.reader"), reader:
+        taken = [reader.take(SECONDS)]
+        threading.Event().wait(10.0)
+        taken += [reader.take(SECONDS) for _ in sent[1:]]
+        sent += strict.send(*pairs(episode, "d"))
+        taken += [reader.take(SECONDS) for _ in range(2)]
+    assert all(isinstance(item, Record) for item in taken), "nothing was taken away"
+    assert Counter(item.position for item in taken if isinstance(item, Record)) == Counter(sent)
+    assert sum(message.startswith("assigned") for message in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("backend", ["memory", "kafka"], indirect=True)

@@ -74,16 +74,17 @@ class Scene:
         """Workers that began to serve, in any of their lives."""
         self._trainer_log = Follow(plan.logs / "trainer.log")
         self._servers = {name: Server() for name in self.stack.components}
-        self._pool = ThreadPoolExecutor(len(self._servers), thread_name_prefix="chaos-await")
+        self._pool = ThreadPoolExecutor(len(self._servers) + 1, thread_name_prefix="chaos")
 
     def __enter__(self) -> Self:
+        model = self._pool.submit(make_model, ModelPlan(seed=self.plan.seed), self.plan.folder / MODEL)
         try:
             self.endpoints = self.stack.start()
             write_config(self.plan, self.endpoints)
             self.here = Context(Config.load(self.plan.config, environ={}))
             apply_topics(self.here)
             self.topics = count_partitions(self.endpoints.bootstrap, self._is_read)
-            make_model(ModelPlan(seed=self.plan.seed), self.plan.folder / MODEL)
+            model.result()
             self.tail = Tail(self.endpoints.bootstrap, self.topics)
             self._start_roles()
         except BaseException:  # whatever ended it, Ctrl-C too: nothing may stay behind
