@@ -142,10 +142,14 @@ class Admin:
 
         def ask() -> dict[Partition, int]:
             answers = self._client.list_offsets(request, request_timeout=_ANSWER)
-            return {
+            found = {
                 Partition(asked.topic, asked.partition): int(answer.result(_ANSWER).offset)
                 for asked, answer in answers.items()
             }
+            # A leader that has just been elected may not know yet, and says so by an offset below 0.
+            if any(offset < 0 for offset in found.values()):
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+            return found
 
         return self._ask(ask, "list offsets")
 
