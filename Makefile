@@ -60,7 +60,7 @@ bench: $(VENV)/.demo  ## the figures: codec and log path, as ratios against base
 
 chaos: $(VENV)/.demo  ## 50 kills -9 of everything on the embedded stack, and on Apache Kafka where KAFKA_HOME is set
 	$(VENV)/bin/python bench/chaos.py --kills 50 --seed 1
-	@if [ -n "$$KAFKA_HOME" ]; then $(VENV)/bin/python bench/chaos.py --kills 50 --seed 1 --broker kafka; \
+	@if [ -n "$$KAFKA_HOME" ]; then $(VENV)/bin/python bench/chaos.py --kills 50 --seed 2 --broker kafka; \
 	else echo "Apache Kafka left out: KAFKA_HOME is not set"; fi
 
 clean:  ## remove the virtual environment and everything generated

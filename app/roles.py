@@ -158,7 +158,7 @@ def train(
     A run that has checkpoints goes on from the latest one, at the offsets inside it. Prints a line a step.
 
     Under torchrun every rank is a member of the run's consumer group and has whole groups of its own; gradients are
-    added up, and rank 0 publishes. A restart may have another number of ranks.
+    added up, and rank 0 publishes. A restart may have another number of ranks. Alone it reads every partition itself.
     """
     with opened(context) as here, tempfile.TemporaryDirectory(prefix="rollstream-trainer-") as scratch:
         here.expect_environments()
@@ -171,7 +171,7 @@ def train(
         from ..consumers.trainer import Trainer
 
         settings = wiring.trainer_settings(here.config, until_end=until_end)
-        with open_ranks(settings.device) as (ranks, device):
+        with open_ranks(settings.device, publish=settings.patience) as (ranks, device):
             trainer = Trainer(
                 here.log,
                 here.names,

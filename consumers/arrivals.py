@@ -16,11 +16,12 @@ from ..infra.deadletters import REPLAYED_FROM, DeadLetters
 from ..infra.log import Position, Record
 from ..schemas import Trajectory, TrajectoryHeaders, WireError, parse_headers
 from ..schemas.registry import Schemas
+from ..schemas.rules import NAME
 from .batch import exclusion
 from .hyperparameters import Objective
 from .staleness import StalenessGate
 
-LONGEST = 1024
+LONGEST = NAME
 """Bytes of a key that is taken for a group id: the receipt that names the group must fit into its record."""
 
 

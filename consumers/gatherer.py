@@ -82,9 +82,13 @@ class Gatherer:
             if self._ranks.size > 1:
                 self._assembler.forget_settled(self._reader.settled)
         waited = self._reader.waited
-        while not self._full(standings := self._ranks.exchange(self._standing())):
+        while True:
+            standings = self._ranks.exchange(self._standing())
+            # Asked first: what is settled beyond one step may fill the next ones without a round of listening.
             if any(standing.stopped for standing in standings):
                 return None
+            if self._full(standings):
+                break
             if self._replay and _past(standings):
                 self._assembler.flush()
                 standings = self._ranks.exchange(self._standing())
@@ -124,12 +128,15 @@ class Gatherer:
                 return
 
     def _judge(self, record: Record) -> None:
+        began = time.monotonic()
         try:
             self._assembler.add(self._admit(record))
         except (SchemaAway, StoreError) as error:
             if isinstance(error, StoreError) and not error.retriable:
                 raise
             self._reader.park(record, error)
+            # To find out that somebody is away may take a minute in which nobody listened.
+            self._assembler.excuse(time.monotonic() - began)
 
 
 def share_out(settled: Sequence[int], wanted: int) -> list[int]:

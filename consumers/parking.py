@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ..infra.log import Partition, Record
+from ..infra.log import Partition, Record, record_size
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Parking:
             logger.log(logging.INFO if self._records else logging.WARNING, "%s has to wait: %s", record.position, why)
             self._records.append(record)
         self._tried = None
-        self._size += len(record.value or b"")
+        self._size += _size(record)
         self._due = self._clock() + RETRY
 
     def take(self) -> Record | None:
@@ -55,10 +55,15 @@ class Parking:
         if not self._records or self._clock() < self._due:
             return None
         record = self._tried = self._records.popleft()
-        self._size -= len(record.value or b"")
+        self._size -= _size(record)
         return record
 
     def discard(self, partitions: frozenset[Partition]) -> None:
         """Those of partitions that others have now."""
         self._records = deque(record for record in self._records if record.partition not in partitions)
-        self._size = sum(len(record.value or b"") for record in self._records)
+        self._size = sum(map(_size, self._records))
+
+
+def _size(record: Record) -> int:
+    # A claim is all key and headers.
+    return record_size(record.key, record.value, record.headers)

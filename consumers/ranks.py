@@ -23,7 +23,7 @@ from ..schemas.errors import RollstreamError
 T = TypeVar("T")
 
 PATIENCE = timedelta(minutes=30)
-"""How long one rank may keep the others waiting: longer than any publish."""
+"""How long one rank may keep the others waiting, besides the time that a publish may be tried again."""
 BUCKET = 1 << 24
 """Elements that are added up at once; more would double the memory of the gradients."""
 
@@ -74,11 +74,12 @@ ALONE = Alone()
 class TorchRanks:
     """Ranks over `torch.distributed`, whose default process group is there already."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: timedelta = PATIENCE) -> None:
+        """`limit`: how long an exchange waits for the others."""
         self.rank: int = _dist.get_rank()
         self.size: int = _dist.get_world_size()
         # Values travel over the host whatever the gradients do: nccl would put them on the GPU.
-        self._values = _dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._values = _dist.new_group(backend="gloo", timeout=limit)
 
     def exchange(self, value: T) -> list[T]:
         values: list[T] = [value] * self.size
@@ -98,10 +99,11 @@ class TorchRanks:
 
 
 @contextmanager
-def open_ranks(device: str) -> "Generator[tuple[Ranks, str]]":
+def open_ranks(device: str, *, publish: float = 0.0) -> "Generator[tuple[Ranks, str]]":
     """The ranks that torchrun started, or `ALONE`, and this rank's device: "cuda" becomes a GPU of its own.
 
-    Raises `RankLost` where the others do not come.
+    `publish`: seconds for which rank 0 may try a publish again, while the others wait for it. Raises `RankLost` where
+    the others do not come.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE, device
@@ -112,7 +114,7 @@ def open_ranks(device: str) -> "Generator[tuple[Ranks, str]]":
         torch.cuda.set_device(device)
     with _lost():
         _dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
-        ranks = TorchRanks()
+        ranks = TorchRanks(PATIENCE + timedelta(seconds=publish))
     try:
         yield ranks, device
     finally:

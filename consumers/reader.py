@@ -36,7 +36,7 @@ class Revoked(frozenset[Partition]):
 
 
 class Reader:
-    """Reads topics as a member of a consumer group. Use as a context manager."""
+    """Reads topics: all of them, or as one of several readers its part. Use as a context manager."""
 
     def __init__(
         self,

@@ -10,8 +10,9 @@
 Progress is the cursor inside the checkpoint and nothing else. A trainer that dies between two publishes has done
 nothing; its successor reads the same offsets and does the same step again.
 
-Several ranks (torchrun) are one trainer: one incarnation, one receipt a step, one checkpoint. Each is a member of the
-consumer group with partitions, a reader and an assembler of its own; progress and what was seen are the same on all.
+One rank reads every partition by hand. Several (torchrun) are one trainer: one incarnation, one receipt a step, one
+checkpoint. Each of them is a member of the consumer group with partitions, a reader and an assembler of its own;
+progress and what was seen are the same on all.
 """
 
 import contextlib
@@ -226,7 +227,7 @@ class Trainer:
                 self._loop(reader, admission, session)
             except LogError:
                 if self._leads:
-                    # Whoever took the run takes the place in the consumer group, too: say who it is.
+                    # Of several ranks, whoever took the run takes the places in the consumer group, too: say who it is.
                     self._checkpoints.check(session.publisher.incarnation)
                 raise
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .log import Headers, Log, Partition, Position, Record, Writer, await_position
+from .log import Headers, Log, Partition, Position, Record, RecordTooLarge, Writer, await_position
 from .scan import scan
 from .topics import Names
 
@@ -33,7 +33,10 @@ OWN = frozenset((TOPIC, PARTITION, OFFSET, REASON, ERROR))
 
 
 class DeadLetters:
-    """Appends to `<namespace>.dead-letter`, and waits until the log has it: what is here is never lost."""
+    """Appends to `<namespace>.dead-letter`, and waits until the log has it: what is here is never lost.
+
+    Of a record that is too large for that topic the letter tells where it lies; it has no key, bytes or headers of it.
+    """
 
     def __init__(self, log: Log, names: Names, *, timeout: float = 60.0) -> None:
         self._writer: Writer = log.writer()
@@ -44,17 +47,18 @@ class DeadLetters:
 
     def send(self, record: Record, *, reason: str, error: str) -> None:
         """Raises `LogError` when it cannot be written; the caller must then stop rather than go on without it."""
-        headers = {
-            **record.headers,
-            TOPIC: record.partition.topic.encode(),
-            PARTITION: str(record.partition.number).encode(),
-            OFFSET: str(record.offset).encode(),
-            REASON: reason.encode(),
-            ERROR: error[:2000].encode("utf-8", "replace"),
-        }
-        future = self._writer.append(self._topic, record.value, key=record.key, headers=headers)
-        await_position(future, self._timeout, f"the dead letter for {record.position} ({reason})")
+        try:
+            self._append(record, record.headers, _told(record, reason, error))
+        except RecordTooLarge as large:
+            # Brokers bound the compressed size, and a client may be set higher: no reason to stop for good.
+            note = f"{large.size} bytes, too large for a dead letter, lie only at {record.position}: {error}"
+            bare = Record(partition=record.partition, offset=record.offset, key=None, value=None)
+            self._append(bare, {}, _told(record, reason, note))
         self.count += 1
+
+    def _append(self, record: Record, headers: Headers, told: Headers) -> None:
+        future = self._writer.append(self._topic, record.value, key=record.key, headers={**headers, **told})
+        await_position(future, self._timeout, f"the dead letter for {record.position}")
 
     def close(self) -> None:
         self._writer.close()
@@ -101,6 +105,16 @@ def parse_position(text: str) -> Position | None:
     """What `str(Position)` wrote; None for anything else."""
     match = re.fullmatch(r"(.+)\[(\d{1,9})\]@(\d{1,18})", text)
     return Position(Partition(match[1], int(match[2])), int(match[3])) if match else None
+
+
+def _told(record: Record, reason: str, error: str) -> dict[str, bytes]:
+    return {
+        TOPIC: record.partition.topic.encode(),
+        PARTITION: str(record.partition.number).encode(),
+        OFFSET: str(record.offset).encode(),
+        REASON: reason.encode(),
+        ERROR: error[:2000].encode("utf-8", "replace"),
+    }
 
 
 def _mark(record: Record) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ log lives, whatever becomes of the registry: one that lost its memory and gives 
 """
 
 import contextlib
+import re
 from collections.abc import Mapping
 from threading import Lock
 
@@ -17,6 +18,9 @@ from .log import Log, LogError, Partition, UnknownTopic
 from .registry import Registry, RegistryError
 from .scan import scan
 from .topics import Names
+
+_ID = re.compile(rb"[0-9]{1,10}")
+"""Any other key of the topic is nobody's id, whatever wrote it."""
 
 
 class LogSchemas:
@@ -68,7 +72,7 @@ class LogSchemas:
         start = {partition: max(self._next.get(partition, 0), first) for partition, (first, _) in bounds.items()}
         stop = {partition: end for partition, (_, end) in bounds.items()}
         for record in scan(self._log, start, stop=stop):
-            if record.key is not None and record.value is not None and record.key.isdigit():
+            if record.key is not None and record.value is not None and _ID.fullmatch(record.key):
                 self._texts[int(record.key)] = record.value.decode(errors="replace")
         self._next = {partition: max(start[partition], stop[partition]) for partition in bounds}
 

@@ -113,6 +113,7 @@ class Delivery:
         for parcel in [*self._under_way.values()]:
             await self._keep(parcel)
         kept = sum(parcel.kept is not None for parcel in self._under_way.values())
+        lost = sum(parcel.kept is None and not parcel.sent for parcel in self._under_way.values())
         safe = kept == len(self._under_way)
         if kept:
             logger.warning("%d finished episodes stay on the disk, for the next worker here to deliver", kept)
@@ -125,6 +126,11 @@ class Delivery:
         finally:
             if self._spill is not None:
                 await asyncio.to_thread(self._spill.close)
+        if lost:
+            raise LogError(
+                f"closed with {lost} records of finished episodes that the writer never had, nor the disk; their tasks "
+                f"are not committed, the next worker plays them again"
+            )
 
     async def _abandon(self) -> None:
         if tasks := [*self._under_way]:
@@ -184,6 +190,7 @@ class Delivery:
                     if not error.retriable:
                         raise
                     logger.warning("a record for %s is appended once more: %s", parcel.topic, error)
+                    parcel.sent = False
                 await asyncio.sleep(PAUSE)
         finally:
             self._window.leave(size)
@@ -200,6 +207,7 @@ class Delivery:
                 )
         # What is refused at once is not under way.
         position = future.result() if future.done() else None
+        parcel.sent = True
         self._met.add(parcel.topic)
         parcel.rest()
         return await asyncio.wrap_future(future) if position is None else position

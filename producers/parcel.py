@@ -50,6 +50,8 @@ class Parcel:
     number: int = 0
     """Its place in line."""
     kept: Kept | None = None
+    sent: bool = False
+    """The writer has it."""
     final: bool = False
     """It was made smaller: what is refused now is refused, and what lies on the disk is not this value."""
 

@@ -168,6 +168,9 @@ class PolicyFollower:
             logger.error("policy %d was not taken, %d stays: %s", version, engine.version, error)
             if isinstance(error, OSError) or (isinstance(error, StoreError) and error.retriable):
                 asyncio.get_running_loop().call_later(RETRY, self._heard.set)
+            elif self.announced == version:
+                # An announcement of a policy that there never was must not stand above those that will come.
+                self.announced = engine.version
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             return
         self._refused_version = 0

@@ -10,6 +10,7 @@ once the log acknowledged it: killed in between, it is delivered twice, and know
 """
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import json
@@ -34,6 +35,10 @@ HEAD = 1024
 """Bytes of a file beside its value, about."""
 WRITERS = 4
 """Records that are written at once: each waits for the disk."""
+PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""What a process or machine may be short of for a while; the file itself is whole."""
+PAUSE = 1.0
+"""Seconds until it is read again then."""
 _MAGIC = b"rsp1"
 _DIGEST = 32
 _LENGTH = struct.Struct("<I")
@@ -106,7 +111,7 @@ class Spill:
     async def read(self, kept: Kept) -> Spilled:
         """What was kept there. Raises `SpillError` where it is torn or altered, and sets it aside."""
         try:
-            return await self._do(lambda: _unpack(kept.path.read_bytes()))
+            return await self._fetch(kept.path)
         except (OSError, ValueError, LookupError, struct.error) as error:
             self.damaged += 1
             self.used -= kept.room
@@ -125,6 +130,16 @@ class Spill:
         """Give the place back; what lies there stays for the next one."""
         self._pool.shutdown()
         self._lock.close()
+
+    async def _fetch(self, path: Path) -> Spilled:
+        while True:
+            try:
+                return await self._do(lambda: _unpack(path.read_bytes()))
+            except OSError as error:
+                if error.errno not in PASSING:
+                    raise
+                logger.warning("%s cannot be read just now, again in %g s: %s", path, PAUSE, error)
+            await asyncio.sleep(PAUSE)
 
     async def _do(self, work: Callable[[], Result]) -> Result:
         return await asyncio.wrap_future(self._pool.submit(work))

@@ -158,7 +158,7 @@ class Worker:
         async with Intake(self._log, self._names) as intake:
             try:
                 while not self._stop.is_set():
-                    hold = self._orders.all_paused or len(self._open) >= BACKLOG
+                    hold = self._orders.all_paused or len(self._open) + len(self._learners) >= BACKLOG
                     for record in await intake.take(hold=hold):
                         self._begin(record, shift, intake)
                     for partition in intake.moved():

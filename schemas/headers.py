@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from .errors import InvalidRecord, MalformedBytes
 from .records import Trajectory
-from .rules import INT, LONG, shown
+from .rules import INT, LONG, NAME, shown
 
 ENVIRONMENT = "rollstream.environment"
 GROUP = "rollstream.group"
@@ -93,8 +93,8 @@ def _name(headers: Mapping[str, bytes], header: str) -> str | None:
         name = value.decode()
     except UnicodeDecodeError as error:
         raise _refusal(header, "UTF-8", value) from error
-    if not name:
-        raise _refusal(header, "a name", value)
+    if not name or (header in (ENVIRONMENT, GROUP) and len(value) > NAME):
+        raise _refusal(header, f"a name of at most {NAME} bytes", value)
     return name
 
 

@@ -5,7 +5,7 @@
     bad-int        no int, or one that does not fit (a bool, 1.7, 2**40 in 32 bits)
     bad-float      no number, or NaN or infinite where a measurement must be finite
     bad-text       no str, or one with lone surrogates, which UTF-8 cannot carry
-    bad-id         empty text where something must be named
+    bad-id         empty text where something must be named, or a name that is too long
     bad-column     an array of another dtype or shape
     bad-enum       none of the symbols
 
@@ -26,6 +26,8 @@ from .errors import InvalidRecord
 
 INT = 2**31 - 1
 LONG = 2**63 - 1
+NAME = 1024
+"""Most bytes, in UTF-8, of the names that a step tells of in its receipt, which must fit into one record."""
 SPANS = 1 << 16
 """Most policy spans of a trajectory."""
 
@@ -95,6 +97,13 @@ def ident(value: object, field: str) -> None:
     text(value, field)
     if not value:
         raise refusal("bad-id", field, "a name", value)
+
+
+def name(value: object, field: str) -> None:
+    """A short name, of a group or an environment."""
+    ident(value, field)
+    if len(cast(str, value).encode()) > NAME:
+        raise refusal("bad-id", field, f"a name of at most {NAME} bytes", value)
 
 
 def maybe(value: object, field: str) -> None:

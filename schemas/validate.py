@@ -36,6 +36,7 @@ from .rules import (
     mapping,
     maybe,
     member,
+    name,
     number,
     refusal,
     reward,
@@ -74,8 +75,8 @@ def validate(record: object, *, vocabulary: int | None = None) -> None:
 
 def _trajectory(record: Trajectory, vocabulary: int | None) -> None:
     ident(record.trajectory_id, "trajectory_id")
-    ident(record.group_id, "group_id")
-    ident(record.environment, "environment")
+    name(record.group_id, "group_id")
+    name(record.environment, "environment")
     whole(record.group_size, "group_size", low=1, reason="bad-group")
     whole(record.sample_index, "sample_index", high=record.group_size - 1, reason="bad-group")
     whole(record.seed, "seed", low=-LONG - 1, high=LONG)
@@ -163,8 +164,8 @@ def _spans(spans: tuple[PolicySpan, ...], sampled: int) -> None:
 
 
 def _task(record: Task) -> None:
-    ident(record.task_id, "task_id")
-    ident(record.environment, "environment")
+    name(record.task_id, "task_id")
+    name(record.environment, "environment")
     whole(record.seed, "seed", low=-LONG - 1, high=LONG)
     whole(record.group_size, "group_size", low=1, reason="bad-group")
     _sampling(instance(record.sampling, Sampling, "sampling"))

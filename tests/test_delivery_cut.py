@@ -269,6 +269,24 @@ async def test_without_a_disk_the_end_says_what_is_lost(memory: MemoryLog, episo
         await sending.close()
 
 
+async def test_what_was_never_appended_is_told_although_the_log_came_back_at_the_end(
+    memory: MemoryLog, episode: Episode
+) -> None:
+    class Late(Cable):
+        def close(self, timeout: float = 30.0) -> None:
+            self.mend()
+            super().close(timeout)
+
+    cable = Late(memory)
+    sending = Delivery(cable, NAMES)
+    for index in range(3):
+        sending.deliver(episode("g", index, size=3))
+    await until(lambda: len(cable.buffered) == 1)
+    with pytest.raises(LogError, match="2 records of finished episodes"):
+        await sending.close()
+    assert len(read(memory)) == 1
+
+
 async def test_a_damaged_file_of_a_living_worker_leaves_a_failed_sample(
     memory: MemoryLog, folder: Path, delivery: Deliver, episode: Episode
 ) -> None:

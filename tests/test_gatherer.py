@@ -10,6 +10,7 @@ from rollstream.consumers import gatherer as module
 from rollstream.consumers.gatherer import Gathered, Gatherer
 from rollstream.infra.log import Log, LogError, Record, Topic
 from rollstream.infra.memory import MemoryLog
+from rollstream.infra.store import StoreError
 from rollstream.schemas import Trajectory
 
 TOPIC = "t"
@@ -127,10 +128,47 @@ def test_a_stop_gives_nothing_up_to_a_step(memory: MemoryLog) -> None:
         assert steps.gather() is None
 
 
+def test_a_stop_is_heard_although_the_next_step_is_full_already(memory: MemoryLog) -> None:
+    write(memory, *(f"g{n} 0 2 " for n in range(7)))
+    asked = [False]
+    with open_reader(memory) as reader:
+        steps = gatherer(reader, 3, stopped=lambda: asked[0])
+        assert len(ids(steps.gather())) == 3
+        asked[0] = True
+        assert steps.gather() is None
+        asked[0] = False
+        assert [len(ids(gathered)) for gathered in iter(steps.gather, None)] == [3, 1]
+
+
 def test_what_admission_raises_ends_the_gathering(memory: MemoryLog) -> None:
     write(memory, "a 0 1 ", "broken 0 1 ")
     with open_reader(memory) as reader, pytest.raises(LogError, match="cannot be written"):
         gatherer(reader, 2).gather()
+
+
+def test_samples_that_came_while_a_store_was_asked_in_vain_are_not_late(
+    memory: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    def ask(record: Record) -> Arrival:
+        if record.offset == 1 and not clock.now:
+            clock.now = 60.0
+            raise StoreError("the store is away", retriable=True)
+        return admit(record)
+
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    assembler = Assembler(Seen(max_staleness=None), timeout=10.0, clock=clock.monotonic)
+    write(memory, "slow 0 2 ", "a 0 1 ", "slow 1 2 ")
+    with open_reader(memory, replay=False) as reader:
+        done = Gatherer(reader, ask, assembler, groups_per_step=1, replay=False, stopped=lambda: False).gather()
+    assert done is not None
+    assert [(g.group_id, len(g.members)) for g in done.groups] == [("slow", 2)]
 
 
 def test_samples_that_came_during_a_long_step_are_not_late(memory: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:

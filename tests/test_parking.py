@@ -1,7 +1,9 @@
 """Records that wait for somebody who is away: in order, bounded, and in nobody's way."""
 
+from dataclasses import replace
+
 from rollstream.consumers.parking import RETRY, Parking
-from rollstream.infra.log import Partition, Record
+from rollstream.infra.log import Partition, Record, record_size
 
 AWAY = ConnectionError("away")
 
@@ -53,7 +55,8 @@ def test_first_again_first_next_time() -> None:
 
 
 def test_full_by_bytes() -> None:
-    parking = Parking(25, clock=Clock())
+    one = record(0)
+    parking = Parking(2 * record_size(one.key, one.value, one.headers) + 1, clock=Clock())
     for offset in range(2):
         parking.put(record(offset), AWAY)
     assert not parking.full
@@ -61,6 +64,13 @@ def test_full_by_bytes() -> None:
     assert parking.full
     parking.discard(frozenset({Partition("t", 0)}))
     assert not parking.full
+
+
+def test_headers_fill_it_too() -> None:
+    """A claim has a hundred bytes of value, and more of headers."""
+    parking = Parking(1000, clock=Clock())
+    parking.put(replace(record(0), headers={"traceparent": bytes(1000)}), AWAY)
+    assert parking.full
 
 
 def test_discard_only_what_others_have() -> None:

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from torch import Tensor
 from rollstream.consumers import Learner, LearnerSettings, Ledger, Place, Sample, Trainer, TrainerSettings
 from rollstream.consumers.audit import audit
 from rollstream.consumers.gatherer import share_out
-from rollstream.consumers.ranks import RankLost, Ranks
+from rollstream.consumers.ranks import RankLost, Ranks, open_ranks
 from rollstream.infra.checkpoints import Checkpoints
 from rollstream.infra.kafka import KafkaLog
 from rollstream.infra.log import Log, LogError, Position
@@ -388,6 +389,34 @@ def test_partitions_may_change_hands_between_steps(rig: Rig, episode: Episode) -
 )
 def test_shares_are_as_even_as_they_can_be(settled: list[int], wanted: int, expected: list[int]) -> None:
     assert share_out(settled, wanted) == expected
+
+
+def test_the_ranks_wait_for_a_publish_as_long_as_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for a store as long as `trainer.patience` says; the others must not give up before."""
+
+    class Process:
+        limits: ClassVar[list[timedelta]] = []
+
+        def init_process_group(self, backend: str, timeout: timedelta) -> None:
+            """Nobody else is there."""
+
+        def new_group(self, backend: str, timeout: timedelta) -> None:
+            self.limits.append(timeout)
+
+        def get_rank(self) -> int:
+            return 1
+
+        def get_world_size(self) -> int:
+            return 2
+
+        def destroy_process_group(self) -> None:
+            """Nothing to release."""
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("rollstream.consumers.ranks._dist", Process())
+    with open_ranks("cpu", publish=7200.0) as (ranks, device):
+        assert (ranks.rank, ranks.size, device) == (1, 2, "cpu")
+    assert min(Process.limits) > timedelta(seconds=7200)
 
 
 # ---------------------------------------------------------------------------------------------------- real processes

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.producers import spill as module
 from rollstream.producers.spill import BLOCK, Kept, Spill, Spilled, SpillError
 
 ROOM = 1 << 20
@@ -138,6 +139,23 @@ async def test_every_torn_or_flipped_file_is_set_aside_and_told(opened: Open) ->
     assert spill.used == BLOCK
     spill.close()
     assert await read_left(opened()) == [record(1)], "what is set aside is not delivered later either"
+
+
+async def test_a_process_short_of_files_reads_it_later_and_sets_nothing_aside(
+    folder: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spill, read, refusals = opened(), Path.read_bytes, [errno.EMFILE, errno.ENFILE]
+
+    def short(path: Path) -> bytes:
+        if refusals:
+            raise OSError(refusals.pop(), "too many open files", str(path))
+        return read(path)
+
+    (kept,) = await keep(spill, 1)
+    monkeypatch.setattr(Path, "read_bytes", short)
+    monkeypatch.setattr(module, "PAUSE", 0.01)
+    assert await spill.read(kept) == record(1)
+    assert not files(folder, "damaged")
 
 
 async def test_a_file_that_is_gone_is_told_too(opened: Open) -> None:

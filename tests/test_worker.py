@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import struct
 import threading
 import uuid
 from collections import Counter
@@ -23,11 +24,13 @@ from rollstream.infra.log import Log, LogError, Record, UnknownTopic
 from rollstream.infra.memory import MemoryLog
 from rollstream.infra.store import MemoryStore, StoreError
 from rollstream.infra.topics import Names, apply, declared, plan
-from rollstream.producers import Limits, PolicyFollower, Worker, WorkerSettings
+from rollstream.producers import Limits, PolicyFollower, Worker, WorkerSettings, learning
+from rollstream.producers import worker as worker_module
 from rollstream.producers.engine import Completion, Engine, EngineLost
 from rollstream.producers.engines.backend import Delta, Request
 from rollstream.producers.engines.threaded import ThreadedEngine
 from rollstream.producers.environment import Action, Message, Outcome
+from rollstream.producers.intake import AT_ONCE
 from rollstream.schemas import (
     Command,
     Control,
@@ -35,12 +38,15 @@ from rollstream.schemas import (
     PolicyUpdate,
     Role,
     Sampling,
+    SchemaAway,
+    Schemas,
     Status,
     Task,
     Trajectory,
     decode_as,
     encode,
     parse_headers,
+    record_schemas,
 )
 
 PATIENCE = 60.0
@@ -191,6 +197,7 @@ class Desk:
         settings: WorkerSettings | None = None,
         engine: Engine | None = None,
         claims: Claims | None = None,
+        schemas: Schemas | None = None,
         **games: Callable[[], Game],
     ) -> Worker:
         scratch = self.scratch / str(len(self.followers))
@@ -205,7 +212,8 @@ class Desk:
             Letters(),
             follower,
             settings,
-            claims=claims,
+            schemas,
+            claims,
         )
 
     async def read(self, topic: str, count: int) -> list[Record]:
@@ -507,6 +515,35 @@ async def test_an_environment_that_stands_still_leaves_room_for_the_others(quiet
     async with working(worker):
         assert len(await quiet.played(8)) == 8
         assert not await quiet.read(quiet.names.trajectories("still"), 0)
+
+
+async def test_no_more_tasks_are_read_ahead_than_its_backlog_while_their_schemas_are_sought(
+    quiet: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry that is away for hours must not make a worker read all tasks there are into its memory."""
+
+    class Shelf:
+        away = True
+
+        def __init__(self) -> None:
+            self.asked = Counter[int]()
+
+        def fetch(self, schema_id: int) -> str:
+            self.asked[schema_id] += 1
+            if self.away:
+                raise SchemaAway("the registry is away")
+            return next(shipped.text for shipped in record_schemas() if shipped.name == "task.v1")
+
+    monkeypatch.setattr(learning, "RETRY", 0.05)
+    monkeypatch.setattr(worker_module, "BACKLOG", 8)
+    shelf, tasks = Shelf(), [task(f"t{n}", size=1) for n in range(200)]
+    foreign = [struct.pack(">BI", 0, 1000 + n) + encode(t)[5:] for n, t in enumerate(tasks)]
+    quiet.write(quiet.names.tasks, [(b"key", value) for value in foreign])
+    async with working(quiet.worker(schemas=Schemas(shelf))):
+        await until(lambda: max(shelf.asked.values(), default=0) >= 20)
+        assert len(shelf.asked) <= 8 + AT_ONCE
+        shelf.away = False
+        assert len({t.trajectory_id for t in await quiet.played(200)}) == 200
 
 
 async def test_a_cancelled_worker_ends_and_commits_nothing_unfinished(quiet: Desk) -> None:
