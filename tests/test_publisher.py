@@ -288,7 +288,7 @@ def test_a_look_that_gets_no_answer_ends_nothing_and_the_next_one_counts(caplog:
         raise answers.pop(0)
 
     watch = Watch(look, every=0.0)
-    with caplog.at_level(logging.INFO), pytest.raises(ValueError, match="found"):
+    with caplog.at_level(logging.INFO, "rollstream"), pytest.raises(ValueError, match="found"):
         check_on(watch.check)
     assert looked.acquire(timeout=SECONDS)
     assert "not known: 503 SlowDown" in caplog.text

@@ -38,6 +38,7 @@ from rollstream.infra.topics import Names, declared
 from rollstream.schemas import Receipt, Trajectory, encode, trajectory_headers
 
 safetensors: Any = import_module("safetensors.numpy")
+training = import_module("rollstream.consumers.trainer")
 T = TypeVar("T")
 Episode = Callable[..., Trajectory]
 GRPO = LearnerSettings(lr=1e-2, min_informative=0.0)
@@ -94,7 +95,7 @@ def open_alone(*arguments: Any, **options: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollstream.consumers.trainer.open_model", open_alone)
+    monkeypatch.setattr(training, "open_model", open_alone)
 
 
 def together(size: int, work: Callable[[Ranks], T]) -> list[T]:

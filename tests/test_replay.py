@@ -94,6 +94,16 @@ class Rig:
         )
         trainer.run(self.model)
 
+    def train_and_crash(self, step: int, learner: LearnerSettings = GRPO, **settings: Any) -> None:
+        """Up to the moment when this step is published."""
+
+        def crash(receipt: Receipt) -> None:
+            if receipt.step == step:
+                raise Crash
+
+        with pytest.raises(Crash):
+            self.train(learner, on_step=crash, **settings)
+
     def replay(self, step: int, *, version: int | None = None) -> Replay:
         folder = tempfile.mkdtemp(prefix=f"replay-{step}-", dir=self.scratch)
         claims, schemas = Claims(lambda: self.store, self.names), Schemas(LogSchemas(self.log, self.names))
@@ -187,7 +197,7 @@ def test_steps_around_a_crash_replay(rig: Rig, episode: Episode, crash: str) -> 
 
 def test_state_in_every_third_checkpoint_makes_the_steps_between_again(memory: Rig, episode: Episode) -> None:
     memory.send(*pairs(episode, *(f"g{n}" for n in range(14))))
-    memory.train(SHUFFLING, state_every=3, steps=5)
+    memory.train_and_crash(5, SHUFFLING, state_every=3)
     memory.train(SHUFFLING, state_every=3)
     found = {step: memory.replay(step) for step in range(1, 8)}
     assert all(map(unchanged, found.values())), [r.differences for r in found.values()]
@@ -459,7 +469,7 @@ def test_dead_branches_are_named_as_such(memory: Rig, episode: Episode) -> None:
     sent = memory.send(*pairs(episode, *GROUPS), partition=0)
     store = memory.store
     assert isinstance(store, FlakyStore)
-    memory.train(state_every=2, steps=1)
+    memory.train_and_crash(1, state_every=2)
 
     def crash(_: Receipt) -> None:
         store.fail = "manifest.json"

@@ -175,7 +175,10 @@ def test_what_lasts_is_an_error_that_may_be_tried_again(
     faulty: S3Store, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.add(*[refusing(503, "SlowDown")] * 100)
-    with caplog.at_level(logging.INFO), pytest.raises(StoreError, match=r"writing a: .*SlowDown") as caught:
+    with (
+        caplog.at_level(logging.INFO, "rollstream"),
+        pytest.raises(StoreError, match=r"writing a: .*SlowDown") as caught,
+    ):
         faulty.put("a", b"data")
     assert caught.value.retriable
     assert 4 < len(proxy.requests) < 20
