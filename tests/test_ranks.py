@@ -39,6 +39,7 @@ from rollstream.schemas import Receipt, Trajectory, encode, trajectory_headers
 
 safetensors: Any = import_module("safetensors.numpy")
 training = import_module("rollstream.consumers.trainer")
+joining = import_module("rollstream.consumers.ranks")
 T = TypeVar("T")
 Episode = Callable[..., Trajectory]
 GRPO = LearnerSettings(lr=1e-2, min_informative=0.0)
@@ -414,7 +415,7 @@ def test_the_ranks_wait_for_a_publish_as_long_as_it_is_tried(monkeypatch: pytest
             """Nothing to release."""
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("rollstream.consumers.ranks._dist", Process())
+    monkeypatch.setattr(joining, "_dist", Process())
     with open_ranks("cpu", publish=7200.0) as (ranks, device):
         assert (ranks.rank, ranks.size, device) == (1, 2, "cpu")
     assert min(Process.limits) > timedelta(seconds=7200)
